@@ -336,7 +336,7 @@ def bertviz_attention(view: View) -> list[dict[str, Any]]:
 
 
 def draw_attention(view: View, kind: str, layer: int, threshold: float) -> "Figure":
-    """Returns a figure for a paper: all heads of a layer, each in its color on the page.
+    """Returns a figure for a paper: all heads of a layer, each in a color.
 
     Args:
         view: of one sentence.
@@ -352,7 +352,7 @@ def draw_attention(view: View, kind: str, layer: int, threshold: float) -> "Figu
     count = max(len(rows), len(columns))
     height = 1.0
     figure, axes = pyplot.subplots(figsize=(max(_INCHES_PER_TOKEN * count + 1.5, 4), 3.2))
-    colors = [head_color(head) for head in range(len(weights))]
+    colors = pyplot.get_cmap("turbo")(np.linspace(0.05, 0.95, len(weights)))  # [H, 4]
     if kind == "cross":
         _write(axes, columns, 1.0, "bottom")
         _write(axes, rows, 0.0, "top")
@@ -381,27 +381,6 @@ def draw_attention(view: View, kind: str, layer: int, threshold: float) -> "Figu
         ncols=1 + (len(colors) > 8),
     )
     return figure
-
-
-def head_color(head: int) -> tuple[float, float, float]:
-    """Returns the color of a head in sRGB, 0..1: oklch(0.58 0.17 hue), as on the light page."""
-    hue = np.radians((25 + head * 137.508) % 360)  # neighbors are far apart
-    # Björn Ottosson 2020, "A perceptual color space for image processing".
-    lab = np.array([0.58, 0.17 * np.cos(hue), 0.17 * np.sin(hue)])
-    to_lms = [
-        [1, 0.3963377774, 0.2158037573],
-        [1, -0.1055613458, -0.0638541728],
-        [1, -0.0894841775, -1.2914855480],
-    ]
-    to_rgb = [
-        [4.0767416621, -3.3077115913, 0.2309699292],
-        [-1.2684380046, 2.6097574011, -0.3413193965],
-        [-0.0041960863, -0.7034186147, 1.7076147010],
-    ]
-    linear = np.clip(np.array(to_rgb) @ (np.array(to_lms) @ lab) ** 3, 0, 1)
-    encoded = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    red, green, blue = map(float, encoded)
-    return red, green, blue
 
 
 def _write(axes: "Axes", tokens: list[str], height: float, alignment: str) -> None:

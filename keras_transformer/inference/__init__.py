@@ -1,11 +1,12 @@
 """Text to text in Python: translations of sentences, and the scores and alignments of given ones.
 
-Start with translator.py (sentences in, translations out); functions.py has the graphs that it calls
-and that an export has, generate.py the search from ids to ids. Beside them stand scores.py (given
-translations) and compiled_search.py (XLA).
+Start with translator.py, the graphs from text to text, which an export has too; generate.py has the
+search from ids to ids, batch_translator.py sends any number of sentences through the graphs. Beside
+them stand scores.py (given translations) and compiled_search.py (XLA).
 """
 
+from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import XlaShapes
-from keras_transformer.inference.translator import BatchTranslator, Translator
+from keras_transformer.inference.translator import Translator
 
 __all__ = ["BatchTranslator", "Translator", "XlaShapes"]

@@ -1,281 +1,51 @@
-"""Text to text in Python: any number of sentences, in batches of similar length.
+"""Text to text as TensorFlow graphs: tokenize, encode, search, detokenize.
 
-`BatchTranslator` sends batches through functions, which are those of a model (functions.py) or of
-an export. The way of a batch is:
+A `Translator` calls its graphs with batches of sentences, and `export` writes them, so that a model
+server gives the answers of Python. The way of a batch is:
 
 1. `Tokenizer.tokenize` cuts text [B] into ids [B, S] (text/tokenizer.py),
 2. `search_translations` encodes the ids and hands the model's `step` to `beam_search` or `sample`,
    with the constraints that it makes of a `SearchConfig` (generate.py, search/),
 3. `Tokenizer.detokenize` makes text [B, N] of the ids found, and `Task.finish` completes it.
 
-Shapes: B sentences, S source length, N translations of a sentence.
+Dimension 0 of inputs and outputs is the batch, as servers that merge requests require; a row's
+answer depends on no other row, except for the padding at its end.
+
+Shapes: B sentences, S source length, T target length, both with EOS; N translations of a sentence,
+L their longest length.
 """
 
-import functools
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from concurrent import futures
-from typing import Any, Literal, overload
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import SearchConfig
-from keras_transformer.decoding import Tensor, TranslationModel
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
+from keras_transformer.decoding import NO_SCORE, Tensor, TranslationModel
 from keras_transformer.errors import InputError
-from keras_transformer.host import check_not_forked, num_cores
-from keras_transformer.inference.compiled_search import XlaShapes, gpu_shapes
-from keras_transformer.inference.functions import StoredProjection, TextFunctions, signature_inputs
-from keras_transformer.inference.generate import encode_phrases
-from keras_transformer.results import (
-    Attention,
-    DetailedTranslation,
-    InputValues,
-    Score,
-    Translation,
-    batches_by_length,
-    check_details,
-    in_row_order,
-    in_words_of_texts,
-    option_inputs,
-    pair_inputs,
-    read_alignments,
-    read_attention,
-    read_details,
-    read_scores,
-    read_translations,
-    text_input,
-    warn_about_cut,
-    with_alignments,
-)
+from keras_transformer.inference import scores
+from keras_transformer.inference.batch_translator import BatchTranslator
+from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes, gpu_shapes
+from keras_transformer.inference.generate import option_types, read_options, search_translations
+from keras_transformer.inference.unknowns import copy_unknowns
+from keras_transformer.search import Hypotheses
 from keras_transformer.tasks import Task
-from keras_transformer.text import Vocabulary
-
-# The memory that search needs grows with the tokens of the batches in progress, padding included.
-# A sentence has no more tokens than bytes; tokens of ordinary text have three to five bytes.
-_MAX_BATCH_BYTES = 1 << 15  # of one batch, unless it is a single sentence
-_MAX_BYTES = 1 << 16  # of all batches in progress, unless there is only one
-_MAX_BATCHES = 8  # in progress
-_TYPES = {tf.string: "DT_STRING", tf.float32: "DT_FLOAT", tf.int32: "DT_INT32"}
-
-
-class BatchTranslator:
-    """Translates, scores and aligns any number of sentences, in batches of similar length.
-
-    Its methods are those of `Client`; the answers come from the signatures of a `Translator` or of
-    a SavedModel.
-
-    Args:
-        signature: returns the function of a signature by its name; called once for each name.
-        target: the target vocabulary, to check that it can spell prefixes and phrases; None skips
-            this check.
-
-    Example:
-        >>> exported = load_exported("exports/numbers/1")
-        >>> exported.translate(["two hundred"], max_length=3)[0][0].text
-        'zweihundert'
-    """
-
-    def __init__(self, signature: Callable[[str], Any], target: Vocabulary | None = None) -> None:
-        check_not_forked()
-        self._function = functools.cache(signature)
-        self._target = target
-
-    @overload
-    def translate(
-        self,
-        sentences: str,
-        batch_size: int = ...,
-        *,
-        details: Literal[False] = ...,
-        **options: Any,
-    ) -> Translation: ...
-
-    @overload
-    def translate(
-        self, sentences: str, batch_size: int = ..., *, details: Literal[True], **options: Any
-    ) -> DetailedTranslation: ...
-
-    @overload
-    def translate(
-        self,
-        sentences: Sequence[str],
-        batch_size: int = ...,
-        *,
-        details: Literal[False] = ...,
-        **options: Any,
-    ) -> list[list[Translation]]: ...
-
-    @overload
-    def translate(
-        self,
-        sentences: Sequence[str],
-        batch_size: int = ...,
-        *,
-        details: Literal[True],
-        **options: Any,
-    ) -> list[list[DetailedTranslation]]: ...
-
-    def translate(
-        self,
-        sentences: str | Sequence[str],
-        batch_size: int = 64,
-        *,
-        details: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Returns the translations of each sentence, best first; of a string the best one.
-
-        Warns if a prefix or a phrase cannot be kept as it is, see `read_options`.
-
-        Args:
-            sentences: any number of them, or one string.
-            batch_size: the maximum number of sentences of a batch; batches of long sentences are
-                smaller.
-            details: whether to return each as a `DetailedTranslation`, with the log-probability of
-                each token, the alignment, and whether its source or itself was cut.
-            **options: the fields of `SearchConfig` that may differ between sentences, see
-                `option_types`, and "prefix": one value for all sentences, or a list with one for
-                each, None for the translator's own. A list of phrases is for all sentences, a list
-                of such lists has those of each sentence.
-
-        Raises:
-            InputError: an option is unknown or its value invalid; the vocabulary cannot spell a
-                prefix or phrase; `batch_size` is below 1; the model was exported without details.
-        """
-        if isinstance(sentences, str):
-            found = self.translate([sentences], batch_size, details=details, **options)  # type: ignore[call-overload]
-            return found[0][0]
-        columns = {"text": text_input("text", sentences)}
-        name = "serving_default"
-        if options:
-            name = "translate_options"
-            inputs = signature_inputs(self._find(name))
-            types = {key: _TYPES[spec.dtype] for key, spec in inputs.items()}
-            columns |= option_inputs(options, types, len(columns["text"].values))
-            if self._target is not None:
-                for option in ("prefix", "banned_phrases"):
-                    lines = {line for text in columns[option].values for line in text.split("\n")}
-                    phrases = sorted(filter(str.strip, lines))
-                    encode_phrases(option, phrases, self._target)
-        ignored: list[bool] = []
-
-        def read(answer: Mapping[str, Any]) -> list[Any]:
-            ignored.extend(answer.get("options_ignored", ()))
-            return read_details(answer) if details else read_translations(answer)
-
-        if details:
-            check_details(self._find(name, details).structured_outputs)
-        # A search step is too small for several cores to share: each core takes a batch.
-        num_workers = min(_num_workers(), _MAX_BATCHES)
-        found = self._run_in_batches(name, columns, batch_size, read, num_workers, details)
-        if any(ignored):
-            warnings.warn(
-                f"the prefix or a banned phrase of {sum(ignored)} of {len(found)} sentences is not "
-                "kept as it is: the vocabulary lacks characters of it, or it is too long",
-                stacklevel=2,
-            )
-        return with_alignments(found, columns["text"].values) if details else found
-
-    def score(
-        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
-    ) -> list[Score]:
-        """Returns the log-probability of each of the translations `target`.
-
-        Warns if the model cuts translations that are longer than any that it can generate.
-
-        Raises:
-            InputError: the numbers of sentences differ, or as in `translate`.
-        """
-        scores = self._run_in_batches("score", pair_inputs(source, target), batch_size, read_scores)
-        warn_about_cut(scores)
-        return scores
-
-    def attention(
-        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
-    ) -> list[Attention]:
-        """Returns the attention from which `align` takes words, see `Transformer.attention`.
-
-        Raises:
-            InputError: as in `align`.
-        """
-        columns = pair_inputs(source, target)
-        return self._run_in_batches("attention", columns, batch_size, read_attention)
-
-    def align(
-        self, source: Sequence[str], target: Sequence[str], batch_size: int = 64
-    ) -> list[list[tuple[int, int]]]:
-        """Returns the source word to which each target word attends most.
-
-        Words are separated by spaces. Only a vocabulary of whole words reads several unknown words
-        in a row as one.
-
-        Returns:
-            For each sentence pairs (index of the source word, index of the target word).
-
-        Raises:
-            InputError: as in `score`, or the model has no attention.
-        """
-        columns = pair_inputs(source, target)
-        found = self._run_in_batches("attention", columns, batch_size, read_alignments)
-        return in_words_of_texts(found, columns["source"].values, columns["target"].values)
-
-    def _find(self, name: str, details: bool = False) -> Any:
-        """Returns a function; one of a model has details if they are asked for."""
-        try:
-            return self._lookup(name, details)
-        except KeyError as error:
-            if error.args != (name,):  # of the model or the task
-                raise
-            raise InputError(
-                f"the model has no signature {name!r}; export it again, or remove the option that "
-                "needs it"
-            ) from error
-
-    def _lookup(self, name: str, details: bool) -> Any:
-        return self._function(name)  # of an export, which has them or not
-
-    def _run_in_batches(
-        self,
-        name: str,
-        columns: Mapping[str, InputValues],
-        batch_size: int,
-        read: Callable[[Mapping[str, Any]], list[Any]],
-        num_workers: int = 1,
-        details: bool = False,
-    ) -> list[Any]:
-        """Returns what `read` makes of the answers of a signature, in the order of the rows."""
-        check_not_forked()
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {batch_size}")
-        function = self._find(name, details)
-        inputs = signature_inputs(function)
-
-        def answer(rows: Sequence[int]) -> list[Any]:
-            batch = {
-                name: tf.constant([column.values[row] for row in rows], inputs[name].dtype)
-                for name, column in columns.items()
-            }
-            try:
-                outputs = function(**batch)
-            except tf.errors.ResourceExhaustedError:  # no memory for a batch of this size
-                if len(rows) == 1:
-                    raise
-                middle = len(rows) // 2
-                return answer(rows[:middle]) + answer(rows[middle:])
-            return read({name: _to_python(values) for name, values in outputs.items()})
-
-        texts = [columns[name].values for name in ("text", "source", "target") if name in columns]
-        lengths = [sum(len(text.encode()) for text in row) for row in zip(*texts, strict=True)]
-        batches = batches_by_length(lengths, batch_size, _MAX_BATCH_BYTES)
-        if min(num_workers, len(batches)) <= 1:
-            return in_row_order(batches, map(answer, batches))
-        sizes = [len(batch) * lengths[batch[0]] for batch in batches]
-        return in_row_order(batches, _run_parallel(answer, batches, sizes, num_workers))
+from keras_transformer.text import Tokenizer, Vocabulary
+from keras_transformer.text.tokenizer import with_eos
 
 
 class Translator(BatchTranslator):
     """Translates sentences with a trained model.
+
+    Its functions, which an export has as signatures, are
+
+    serving_default     text to its translations
+    translate_options   text, and options of each sentence, to its translations
+    score               text and a translation of it to the translation's log-probability
+    tokens              ids to the ids of their translations
+    attention           text and a translation to the attention between them, if there is any
 
     Args:
         model: see `TranslationModel`.
@@ -286,9 +56,6 @@ class Translator(BatchTranslator):
         task: of the model; it may constrain searches and complete their outputs.
         details: whether the functions of an export return what a `DetailedTranslation` has, too.
         stores_projection: see `with_cached_projection`.
-
-    Attributes:
-        functions: what it calls and what `export` writes.
 
     Raises:
         InputError: a coverage penalty needs attention, which the model lacks; details cannot be
@@ -311,6 +78,7 @@ class Translator(BatchTranslator):
         details: bool = False,
         stores_projection: bool = False,
     ) -> None:
+        super().__init__(self.function, target)
         search = search or (task.search_config() if task else SearchConfig())
         if search.coverage_penalty and not hasattr(model, "attention"):
             raise InputError(
@@ -320,20 +88,15 @@ class Translator(BatchTranslator):
         if details and xla is not None:
             raise InputError("details cannot be combined with XLA; remove one of them")
         self.model, self.search, self.task, self.details = model, search, task, details
+        self.source_tokenizer = self.target_tokenizer = Tokenizer(source)
+        if target.fingerprint != source.fingerprint:
+            self.target_tokenizer = Tokenizer(target)
         self.xla = xla or (None if details else gpu_shapes())
-        self.functions = TextFunctions(
-            model,
-            source,
-            target,
-            search,
-            task=task,
-            xla=self.xla,
-            details=details,
-            projection=StoredProjection(model) if stores_projection else None,
+        self._compiled = self.xla and CompiledSearch(
+            self._search, self.xla, search.max_extra_length
         )
-        self.source_tokenizer = self.functions.source_tokenizer
-        self.target_tokenizer = self.functions.target_tokenizer
-        super().__init__(self.functions.function, target)
+        self._projection = StoredProjection(model) if stores_projection else None
+        self._traced: dict[tuple[str, bool], Any] = {}
 
     def with_cached_projection(self) -> "Translator":
         """Returns a faster translator, which computes the matrix of the logits only once.
@@ -351,55 +114,300 @@ class Translator(BatchTranslator):
             stores_projection=True,
         )
 
+    @property
+    def signature_names(self) -> list[str]:
+        """The names of the functions."""
+        names = ["serving_default", "translate_options", "score", "tokens"]
+        return names + ["attention"] * hasattr(self.model, "attention")
+
     def signatures(self) -> dict[str, Any]:
-        """Returns the functions to export by name, traced; see `TextFunctions`."""
-        return {name: self.functions.function(name) for name in self.functions.names}
+        """Returns the functions to export by name, traced."""
+        return {name: self.function(name) for name in self.signature_names}
+
+    def function(self, name: str, details: bool | None = None) -> Any:
+        """Returns a function, traced once; raises `KeyError` for another name.
+
+        Args:
+            name: one of `signature_names`.
+            details: whether translations come with details; by default as the translator's.
+        """
+        details = self.details if details is None else details
+        if name not in self.signature_names:
+            raise KeyError(name)
+        if (name, details) not in self._traced:
+            self._traced[name, details] = self._trace(name, details)
+        return self._traced[name, details]
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All that an export has to save."""
+        stored = self._projection.variables if self._projection else []
+        return [*(variable.value for variable in self.model.variables), *stored]
+
+    def module(self) -> tf.Module:
+        """Returns the root of a SavedModel of the functions: it tracks the variables.
+
+        A SavedModel that tracks a Keras model loads in Python and fails in the C++ server.
+        """
+        module = tf.Module(name="translator")
+        module.variables_to_save = self.variables
+        return module
 
     def __call__(self, text: Tensor) -> dict[str, Tensor]:
         """Returns "translations", string [B, N], best first, and "scores" [B, N] of text [B].
 
-        With details also what `TextFunctions` adds then.
+        With details also what `_translate` adds then.
         """
         answer: dict[str, Tensor] = self._find("serving_default")(text=text)
         return answer
 
-    def _lookup(self, name: str, details: bool) -> Any:
-        self.functions.refresh()
-        return self.functions.function(name, details or self.details)
+    def _find(self, name: str, details: bool = False) -> Any:
+        if self._projection:
+            self._projection.refresh()
+        if name not in self.signature_names:
+            return super()._find(name)  # reports it
+        return self.function(name, details or self.details)
+
+    def _trace(self, name: str, details: bool) -> Any:
+        pair = {"source": tf.string, "target": tf.string}
+
+        def translate(text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
+            return self._translate(text, columns, details)
+
+        functions: dict[str, tuple[Callable[..., Any], Mapping[str, tf.DType]]] = {
+            "serving_default": (translate, {"text": tf.string}),
+            "translate_options": (translate, {"text": tf.string} | option_types(self.search)),
+            "score": (self._score, pair),
+            "tokens": (self._translate_tokens, {"source": tf.string}),
+            "attention": (self._attention, pair),
+        }
+        function, types = functions[name]
+        columns = {key: tf.TensorSpec([None], dtype, name=key) for key, dtype in types.items()}
+        return tf.function(function, autograph=False).get_concrete_function(**columns)
+
+    def _translate(
+        self, text: Tensor, columns: Mapping[str, Tensor], details: bool
+    ) -> dict[str, Tensor]:
+        """Translates text [B] with options [B] of `option_types`, or without any.
+
+        A negative number or empty text stands for the value of the configuration; phrases are
+        separated by newlines.
+
+        Returns:
+            "translations", string [B, N], best first, and "scores" [B, N]; "source_cut", bool [B],
+            whether the text is longer than the model reads; with options also "options_ignored",
+            bool [B], see `read_options`. With details also "tokens", string [B, N, L], and
+            "token_scores" [B, N, L] with EOS, then padding; "output_cut", bool [B, N]; and, if the
+            model has attention, "source_tokens", string [B, S], and "attention" [B, N, L, S].
+        """
+        text = _checked(text, columns.values(), "every option must have a value for each row")
+        options, answer = None, {}
+        if columns:
+            options, ignored = read_options(columns, self.search, self.target_tokenizer)
+            answer["options_ignored"] = ignored
+        if self.task is not None:
+            text = self.task.read_text(text)
+        # Not all vocabularies read a wide space as a space.
+        text = tf.where(tf.strings.regex_full_match(text, r"[\s\pZ]*"), "", text)
+        limit = self.search.max_source_length
+        tokens = self.source_tokenizer.tokenize(text, limit + 1)  # one more shows if there is one
+        answer["source_cut"] = tokens.row_lengths() > limit
+        tokens = tokens[:, :limit]
+        found = self._search_tokens(tokens, options, details)
+        translations = self.target_tokenizer.detokenize(found.ids)  # [B, N]
+        if self.search.replace_unknowns and hasattr(self.model, "attention"):
+            translations = copy_unknowns(
+                self.model,
+                translations,
+                found.ids,
+                tokens,
+                text,
+                self.source_tokenizer,
+                limit,
+                options["prefix"] if options else None,
+            )
+        if self.task is not None:
+            translations = self.task.finish(translations, text)
+        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
+        translations = tf.where(is_blank, "", translations)
+        lists = {"translations": translations, "scores": _scores(found, is_blank)}
+        if details:
+            ids = tf.where(is_blank[:, :, None], PAD_ID, found.ids)
+            lists["tokens"] = self.target_tokenizer.pieces(ids)
+            for name, values in found.details.items():
+                blank = tf.reshape(is_blank, [-1, *[1] * (values.shape.rank - 1)])
+                lists[name] = tf.where(blank, tf.zeros([], values.dtype), values)
+            if "attention" in lists:
+                answer["source_tokens"] = self.source_tokenizer.pieces(with_eos(tokens))
+        if self.search.method == "beam" and self.search.num_translations > 1:
+            lists = _without_repeats(lists)
+        return lists | answer
+
+    def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
+        """Translates rows of ids, string [B]; see `Tokenizer.read_ids`.
+
+        A matrix of ids would need padding, and model servers may crash when they pad requests of a
+        batch. Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores"
+        [B, N]. A row without ids has one translation, of length 0 and score 0.
+        """
+        tokens = self.source_tokenizer.read_ids(source)[:, : self.search.max_source_length]
+        hypotheses = self._search_tokens(tokens)
+        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
+        return {
+            "ids": tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids),
+            "lengths": tf.where(is_blank, 0, hypotheses.lengths),
+            "scores": _scores(hypotheses, is_blank),
+        }
+
+    def _search_tokens(
+        self,
+        tokens: tf.RaggedTensor,
+        options: Mapping[str, Tensor] | None = None,
+        details: bool = False,
+    ) -> Hypotheses:
+        """Returns translations of ids [B, (length)] without EOS."""
+        source = with_eos(tokens)  # [B, S]
+        if self._compiled is not None and options is None and not details:
+            return self._compiled(source)
+        return self._search(source, None, options, details)
+
+    def _search(
+        self,
+        source: Tensor,
+        longest: int | None,
+        options: Mapping[str, Tensor] | None = None,
+        details: bool = False,
+    ) -> Hypotheses:
+        vocabularies = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
+        return search_translations(
+            self.model,
+            source,
+            self.search,
+            vocabularies[1],
+            options,
+            max_length_bound=longest,
+            constraints=self.task.constraints(source, vocabularies) if self.task else (),
+            projection=self._projection.read() if self._projection else None,
+            details=details,
+        )
+
+    def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        *ids, is_cut = self._read_pair(source, target)
+        return scores.score(self.model, *ids) | {"is_cut": is_cut}
+
+    def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        ids, shifted, labels, _ = self._read_pair(source, target)
+        return scores.token_values(self.model, ids, shifted) | {
+            "attention": scores.attention(self.model, ids, shifted, labels),
+            "source_pieces": self.source_tokenizer.pieces(ids),
+            "target_pieces": self.target_tokenizer.pieces(labels),
+        }
+
+    def _read_pair(self, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+        """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T].
+
+        The last, bool [B], tells which targets were cut to the longest that search can generate.
+        """
+        source = _checked(source, [target], "source and target must have as many rows")
+        if self.task is not None:
+            source = self.task.read_text(source)
+        source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
+        longest = self.search.max_source_length + self.search.max_extra_length
+        tokens = self.target_tokenizer.tokenize(target, longest + 1)
+        labels = with_eos(tokens[:, :longest])
+        shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
+        return with_eos(source), shifted, labels, tokens.row_lengths() > longest
 
 
-def _run_parallel(
-    function: Callable[[Sequence[int]], list[Any]],
-    batches: Sequence[Sequence[int]],
-    sizes: Sequence[int],
-    num_workers: int,
-) -> list[list[Any]]:
-    """Returns `function` of each batch; those in progress have at most `_MAX_BYTES` together."""
-    running: dict[futures.Future[list[Any]], int] = {}
-    started = []
-    with futures.ThreadPoolExecutor(num_workers) as pool:
-        for batch, size in zip(batches, sizes, strict=True):
-            while len(running) == num_workers or (
-                running and sum(running.values()) + size > _MAX_BYTES
-            ):
-                done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
-                for each in done:
-                    del running[each]
-                    each.result()  # raises its error before more batches start
-            started.append(pool.submit(function, batch))
-            running[started[-1]] = size
-        return [future.result() for future in started]
+def _scores(found: Hypotheses, is_blank: Tensor) -> Tensor:
+    """Returns the scores [B, N]; a blank sentence, bool [B, 1], has one translation of score 0."""
+    of_blank = tf.where(tf.range(tf.shape(found.scores)[1]) == 0, 0.0, NO_SCORE)
+    return tf.where(is_blank, of_blank, found.scores)
 
 
-def _num_workers() -> int:
-    """Returns how many batches can be translated at once; a GPU takes one."""
-    return 1 if tf.config.list_physical_devices("GPU") else num_cores()
+def _without_repeats(lists: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Empties places of n-best lists whose text is that of a better one, and moves them back.
+
+    Several segmentations of a text are one translation to whoever reads it.
+
+    Args:
+        lists: tensors [B, N, ...], among them "translations" and "scores".
+    """
+    texts = lists["translations"]
+    count = texts.shape[1] or tf.shape(texts)[1]
+    is_earlier = tf.range(count) < tf.range(count)[:, None]  # [N, N]
+    is_same = tf.equal(texts[:, :, None], texts[:, None])  # [B, N, N]
+    is_repeat = tf.reduce_any(is_same & is_earlier, axis=2)  # [B, N]
+    order = tf.argsort(tf.cast(is_repeat, tf.int32), axis=1, stable=True)
+    empty = {name: tf.zeros([], values.dtype) for name, values in lists.items()}
+    empty["scores"] = tf.constant(NO_SCORE)
+    is_repeat = tf.gather(is_repeat, order, batch_dims=1)
+    moved = {}
+    for name, values in lists.items():
+        values = tf.gather(values, order, batch_dims=1)
+        is_empty = tf.reshape(is_repeat, [-1, count, *[1] * (values.shape.rank - 2)])
+        moved[name] = tf.where(is_empty, empty[name], values)
+    return moved
 
 
-def _to_python(values: tf.Tensor) -> Any:
-    """Returns a tensor as nested lists, its strings as text."""
-    array = values.numpy()
-    if array.dtype != object:
-        return array.tolist()
-    text = [each.decode("utf-8", "replace") for each in array.ravel()]
-    return np.array(text, object).reshape(array.shape).tolist()
+class StoredProjection:
+    """The `projection` of a model's decoding states, as variables.
+
+    The matrix of the logits, laid out for decoding, depends on weights alone: stored, it need not
+    be computed for every request.
+    """
+
+    def __init__(self, model: TranslationModel) -> None:
+        self._model = model
+        self._kept = self._read_weights()
+        self._variables = tf.nest.map_structure(
+            lambda value: tf.Variable(value, trainable=False, name="projection"), self._compute()
+        )
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """What an export has to save besides the model's variables."""
+        return tf.nest.flatten(self._variables)
+
+    def read(self) -> Any:
+        """Returns the projection as tensors."""
+        return tf.nest.map_structure(tf.convert_to_tensor, self._variables)
+
+    def refresh(self) -> None:
+        """Computes the projection again if a weight that it depends on has changed."""
+        weights = self._read_weights()
+        if not all(itertools.starmap(_are_equal, zip(weights, self._kept, strict=True))):
+            self._kept = weights
+            tf.nest.map_structure(
+                lambda variable, value: variable.assign(value), self._variables, self._compute()
+            )
+
+    def _compute(self) -> Any:
+        return self._model.encode(tf.constant([[EOS_ID]])).projection
+
+    def _read_weights(self) -> "list[np.ndarray[Any, Any]]":
+        # A model that does not say which weights these are has to name all.
+        variables = getattr(self._model, "projection_variables", self._model.variables)
+        return [np.asarray(variable.value.read_value()) for variable in variables]
+
+
+def _are_equal(value: "np.ndarray[Any, Any]", kept: "np.ndarray[Any, Any]") -> bool:
+    """Compares two readings of a variable.
+
+    A reading on a CPU is the variable's own memory, which TensorFlow never writes to while a
+    reading is kept: a change makes a copy, so the same address means the same values.
+    """
+    return value.ctypes.data == kept.ctypes.data or np.array_equal(value, kept)
+
+
+def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:
+    """Returns the first of several tensors [B] after a check that all have as many rows.
+
+    A server does not check ranks: it would flatten a matrix.
+    """
+    first, *others = (tf.ensure_shape(each, [None]) for each in (first, *others))
+    sizes = [tf.size(each) == tf.size(first) for each in others]
+    if not sizes:
+        return first
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes), [message])]):
+        return tf.identity(first)

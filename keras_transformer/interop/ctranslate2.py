@@ -7,7 +7,7 @@ float32. It writes
     shared_vocabulary.json         the pieces, or source_ and target_vocabulary.json
     source.model, target.model     SentencePiece models that turn text into pieces and back
 
-Shapes: D model dimension, H heads, K and U key and value dimension of a head, P positions.
+Shapes: D model dimension, P positions.
 """
 
 import functools
@@ -15,7 +15,7 @@ import math
 import os
 import pathlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -23,23 +23,30 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.config import BOS_ID, EOS_ID, UNK_ID, TransformerConfig
-from keras_transformer.errors import InputError, needs_extra, writing
-from keras_transformer.files import atomic_folder, local_path
+from keras_transformer.errors import InputError, needs_extra
+from keras_transformer.files import local_path
 from keras_transformer.interop.foreign import (
     ForeignModel,
     ImportOptions,
     Layout,
     Part,
+    check_exportable,
+    export_folder,
     to_numpy,
     transformer_parts,
+    unsupported,
 )
-from keras_transformer.interop.reading import Array, Tensors, map_file, read_json, read_text, reject
-from keras_transformer.interop.vocabularies import (
-    Symbols,
-    check_vocabulary_sizes,
-    make_vocabularies,
+from keras_transformer.interop.reading import (
+    Array,
+    Tensors,
+    map_file,
+    read_json,
+    read_text,
+    reading,
+    reject,
 )
-from keras_transformer.layers import SelfAttention, sinusoids
+from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
+from keras_transformer.layers import sinusoids
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
@@ -67,8 +74,8 @@ def export_ctranslate2(
     penalty is length ** alpha, EOS not counted; it cuts translations at `max_decoding_length`.
 
     Args:
-        model: a single Transformer; `norm_form` "sigma", a window and relative or rotary positions
-            cannot be written.
+        model: a single Transformer; `norm_form` "sigma", a window, relative or rotary positions,
+            and keys and values of different widths cannot be written.
         source, target: the vocabularies.
         folder: a path that does not exist.
         quantization: how weights are stored: None or "float32" as they are, or "int8", "int16",
@@ -89,64 +96,48 @@ def export_ctranslate2(
     """
     with needs_extra("ctranslate2"):
         from ctranslate2.specs import transformer_spec as specs
-    _check(model, source, target)
-    path = local_path(folder)
-    if path.exists():
-        raise InputError(f"export folder {path} exists already; give a path that does not")
-    spec = _specification(model, specs)
-    # CTranslate2 has one name for each reserved token: both sides get the target's.
-    reserved = target.pieces(RESERVED_IDS)
-    spec.register_source_vocabulary(reserved + source.pieces(range(len(reserved), source.size)))
-    spec.register_target_vocabulary(target.pieces(range(target.size)))
-    spec.config.unk_token, spec.config.eos_token = reserved[UNK_ID], reserved[EOS_ID]
-    spec.config.bos_token = spec.config.decoder_start_token = reserved[BOS_ID]
-    spec.validate()
-    try:
-        spec.optimize(quantization=quantization)
-    except (RuntimeError, ValueError) as error:
-        raise InputError(f"quantization {quantization!r} cannot be used ({error})") from error
-    with writing(f"the export to {path}"), atomic_folder(path) as aside:
+    advice = "export it as a SavedModel, or before `quantize` (--quantization quantizes an export)"
+    check_exportable(model, (source, target), "CTranslate2", _obstacles, advice)
+    with export_folder(folder) as aside:
+        spec = _specification(model, specs)
+        # CTranslate2 has one name for each reserved token: both sides get the target's.
+        reserved = target.pieces(RESERVED_IDS)
+        spec.register_source_vocabulary(reserved + source.pieces(range(len(reserved), source.size)))
+        spec.register_target_vocabulary(target.pieces(range(target.size)))
+        spec.config.unk_token, spec.config.eos_token = reserved[UNK_ID], reserved[EOS_ID]
+        spec.config.bos_token = spec.config.decoder_start_token = reserved[BOS_ID]
+        spec.validate()
+        try:
+            spec.optimize(quantization=quantization)
+        except (RuntimeError, ValueError) as error:
+            raise InputError(f"quantization {quantization!r} cannot be used ({error})") from error
         spec.save(str(aside))
         source.save(aside / "source.model")
         target.save(aside / "target.model")
-    return path
+    return local_path(folder)
 
 
-def _check(model: Any, source: Vocabulary, target: Vocabulary) -> None:
-    if not isinstance(model, Transformer):
-        name = type(model).__name__
-        raise InputError(
-            f"CTranslate2 can have a single Transformer, got {name}; export it as a SavedModel"
-        )
-    config = model.config
-    unsupported = {
-        "norm_form": config.norm_form if config.norm_form != "variance" else None,
-        "encoder_attention_window": config.encoder_attention_window,
-        "decoder_attention_window": config.decoder_attention_window,
-        "positions": config.attention_positions,
-    }
-    if any(getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()):
-        raise InputError(
-            "CTranslate2 quantizes by itself: export the model before `quantize`, with a "
-            "quantization such as int8"
-        )
-    if names := [f"{name} {value}" for name, value in unsupported.items() if value is not None]:
-        raise InputError(
-            f"CTranslate2 does not support {', '.join(names)}; export the model as a SavedModel"
-        )
-    check_vocabulary_sizes(config, source, target)
+def _obstacles(config: TransformerConfig) -> dict[str, bool]:
+    head_dim = config.model_dim // config.num_heads
+    widths = (config.key_dim or head_dim, config.value_dim or head_dim)
+    return unsupported(
+        config,
+        norm_form=["variance"],
+        encoder_attention_window=[None],
+        decoder_attention_window=[None],
+        positions=["sinusoidal", "halves", "concatenated", "learned"],
+    ) | {f"key_dim {widths[0]} and value_dim {widths[1]}": widths[0] != widths[1]}
 
 
 def _specification(model: Transformer, specs: Any) -> Any:
     """Returns a `TransformerSpec` with the weights of a model; `specs` is CTranslate2's module."""
     config = model.config
-    attention = model.decoder.layers[0].self_attention
+    head_dim = model.decoder.layers[0].self_attention.key_dim
     options = {
         "pre_norm": config.norm_position == "pre",
         "activation": _ACTIVATIONS[config.activation],
         "layernorm_embedding": config.embedding_norm,
-        # CTranslate2's keys and values have one width: the narrower ones are padded with zeros.
-        "head_dim": max(attention.key_dim, attention.value_dim),
+        "head_dim": head_dim,
     }
     encoder = specs.TransformerEncoderSpec(config.num_layers, config.num_heads, **options)
     decoder = specs.TransformerDecoderSpec(
@@ -170,7 +161,7 @@ def _specification(model: Transformer, specs: Any) -> Any:
     if not config.share_positions:
         decoder.position_encodings.encodings = _positions(model.target_positions, config)
     for part in transformer_parts(model):
-        _set_part(spec, part, attention)
+        _set_part(spec, part, head_dim)
     decoder.projection.weight = decoder.embeddings.weight
     if model.projection is not None:
         decoder.projection.weight = to_numpy(model.projection.kernel).T
@@ -187,8 +178,8 @@ def _positions(layer: Any, config: TransformerConfig) -> Array:
     return to_numpy(sinusoids(positions, config.model_dim, config.positions))
 
 
-def _set_part(spec: Any, part: Part, attention: SelfAttention) -> None:
-    """Sets a linear layer or a norm; `attention` has the sizes of all heads."""
+def _set_part(spec: Any, part: Part, head_dim: int) -> None:
+    """Sets a linear layer or a norm."""
     path = _NAMES[part.fused].format(side=part.side, i=part.index, kind="")
     for name in path.strip("/").split("/"):  # such as layer_0, which is the first of `layer`
         parent = spec
@@ -200,39 +191,11 @@ def _set_part(spec: Any, part: Part, attention: SelfAttention) -> None:
     if part.is_norm:
         spec.gamma, spec.beta = to_numpy(part.layer.gain), to_numpy(part.layer.bias)
         return
-    kernel = to_numpy(part.layer.kernel)
-    bias = to_numpy(part.layer.bias) if part.layer.use_bias else None
-    widths = [
-        attention.value_dim if name.endswith("value") else attention.key_dim for name in part.names
-    ]
-    if part.names[0] in ("self.query", "cross.query", "cross.key"):  # D to heads
-        parent.queries_scale = attention.key_dim**-0.5
-        kernel = _widened(kernel, widths, attention)
-        bias = bias if bias is None else _widened(bias, widths, attention)
-    elif part.names[0] in ("self.out", "cross.out"):  # values of all heads to D
-        kernel = _widened(kernel.T, [attention.value_dim], attention).T
-    spec.weight = kernel.T  # CTranslate2's matrices are [out, in]
-    if bias is not None:
-        spec.bias = bias
-
-
-def _widened(columns: Array, widths: Sequence[int], attention: SelfAttention) -> Array:
-    """Gives the heads of queries, keys or values one width, with zeros, which add nothing.
-
-    Args:
-        columns: [..., H * K], of several side by side.
-        widths: K of each.
-        attention: has the number of heads, and the largest width.
-    """
-    num_heads, widest = attention.num_heads, max(attention.key_dim, attention.value_dim)
-    ends = np.cumsum([num_heads * width for width in widths])[:-1]
-    parts = []
-    for part in np.split(columns, ends, axis=-1):
-        heads = part.reshape(*part.shape[:-1], num_heads, -1)
-        missing = widest - heads.shape[-1]
-        heads = np.pad(heads, [(0, 0)] * (heads.ndim - 1) + [(0, missing)])
-        parts.append(heads.reshape(*part.shape[:-1], -1))
-    return np.concatenate(parts, axis=-1)
+    if part.names[0] in ("self.query", "cross.query"):
+        parent.queries_scale = head_dim**-0.5
+    spec.weight = to_numpy(part.layer.kernel).T  # CTranslate2's matrices are [out, in]
+    if part.layer.use_bias:
+        spec.bias = to_numpy(part.layer.bias)
 
 
 # The reader.
@@ -314,12 +277,8 @@ def read_ctranslate2(folder: pathlib.Path, given: ImportOptions) -> ForeignModel
 def read_model_bin(path: pathlib.Path) -> Tensors:
     """Returns the arrays; `InputError` if the file is damaged."""
     content = map_file(path)
-    try:
+    with reading(path, "a CTranslate2 model"):
         return Tensors(_ModelBin(content).arrays(), str(path))
-    except (ValueError, struct.error) as error:
-        raise InputError(
-            f"{path} is not a CTranslate2 model, or a damaged one ({error}); convert it again"
-        ) from error
 
 
 class _ModelBin:

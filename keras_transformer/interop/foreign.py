@@ -8,17 +8,20 @@ that every tensor of the file is used.
 Shapes: V tokens of a vocabulary, D model dimension, F inner dimension of the feed-forward layers.
 """
 
+import contextlib
 import dataclasses
 import functools
+import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from keras import ops
 
 from keras_transformer.config import BOS_ID, TransformerConfig
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, writing
+from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.interop.reading import Array, Tensors
 from keras_transformer.interop.vocabularies import Symbols
 from keras_transformer.models import Transformer
@@ -83,8 +86,6 @@ class ForeignModel:
         source, target: the symbols.
         vocabularies: of source and target; their ids are in the order of `Symbols.order`.
         search: fields of `SearchConfig`: how the toolkit itself searches.
-        layer_numbers: for each decoder layer the number, from 1, of the layer whose weights it
-            has; empty if each has its own.
         notes: lines for the user.
     """
 
@@ -100,7 +101,6 @@ class ForeignModel:
     output_bias: Array | None = None
     position_tables: Sequence[Array] = ()
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    layer_numbers: Sequence[int] = ()
     notes: Sequence[str] = ()
 
     @functools.cached_property
@@ -122,12 +122,6 @@ class ForeignModel:
         for name in ("num_layers", "decoder_layers"):
             if type(values[name]) is not int or not 1 <= values[name] <= _MAX_LAYERS:
                 raise InputError(f"{name} is {values[name]!r} in the model's configuration")
-        numbers = self.layer_numbers
-        if numbers and (len(numbers) != values["decoder_layers"] or min(numbers) < 1):
-            raise InputError(
-                f"of {values['decoder_layers']} decoder layers {len(numbers)} have a number, "
-                f"{list(numbers)}"
-            )
         layers = [("encoder", index) for index in range(values["num_layers"])]
         layers += [("decoder", index) for index in range(values["decoder_layers"])]
         query = "self.fused" if "self.fused" in self.layout.names else "self.query"
@@ -225,8 +219,6 @@ class ForeignModel:
 
     def _name(self, part: str, side: str, index: int, kind: str) -> str:
         """Returns the name of a tensor in the file."""
-        if side == "decoder" and self.layer_numbers:
-            index = self.layer_numbers[index] - 1
         template = self.layout.names.get(f"{side}.{part}") or self.layout.names[part]
         return template.format(side=side, i=index, n=index + 1, kind=kind)
 
@@ -283,11 +275,7 @@ def transformer_parts(model: Any) -> Iterator[Part]:
 
 
 def _our_rows(table: Array, symbols: Symbols, missing: float = 0.0) -> Array:
-    """Returns the rows of a matrix or bias in our order, with a constant where there is none.
-
-    Raises:
-        InputError: the numbers of rows and symbols differ.
-    """
+    """Returns the rows of a matrix or bias in our order, with a constant where there is none."""
     if len(table) != len(symbols.tokens):
         raise InputError(
             f"the model has {len(table):,} tokens and its vocabulary {len(symbols.tokens):,}; give "
@@ -297,6 +285,58 @@ def _our_rows(table: Array, symbols: Symbols, missing: float = 0.0) -> Array:
     rows = table[[0 if id_ is None else id_ for id_ in order]].astype(np.float32, copy=False)
     rows[[id_ is None for id_ in order]] = missing
     return rows
+
+
+# What exports have in common.
+
+
+def check_exportable(
+    model: Any,
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    toolkit: str,
+    obstacles: Callable[[TransformerConfig], Mapping[str, Any]],
+    advice: str,
+) -> None:
+    """Raises `InputError` that lists all that a toolkit does not support of a model.
+
+    Args:
+        model: to export.
+        vocabularies: of source and target, which must have the model's sizes.
+        toolkit: its name.
+        obstacles: returns what it does not support, with whether a configuration has it.
+        advice: what the user can do instead.
+    """
+    if isinstance(model, Transformer):
+        layers = model._flatten_layers()
+        is_quantized = any(getattr(layer, "quantization_mode", None) for layer in layers)
+        found = {**obstacles(model.config), "quantized layers": is_quantized}
+    else:
+        found = {f"a model of class {type(model).__name__}": True}
+    if names := [name for name, is_there in found.items() if is_there]:
+        raise InputError(f"{toolkit} does not support {', '.join(names)}; {advice}")
+    sizes = (model.config.vocabulary_size, model.config.target_size)
+    for side, size, vocabulary in zip(("source", "target"), sizes, vocabularies, strict=True):
+        if vocabulary.size != size:
+            raise InputError(
+                f"the model has {size} {side} tokens and the {side} vocabulary {vocabulary.size}; "
+                "give the vocabularies that it was trained with"
+            )
+
+
+def unsupported(config: TransformerConfig, **supported: Sequence[Any]) -> dict[str, bool]:
+    """Returns, for `obstacles`, whether a field of a configuration has none of some values."""
+    values = {name: getattr(config, name) for name in supported}
+    return {f"{name} {value}": value not in supported[name] for name, value in values.items()}
+
+
+@contextlib.contextmanager
+def export_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """Yields an empty folder, renamed to `path`, which must be free, when the block has ended."""
+    path = local_path(path)
+    if path.exists():
+        raise InputError(f"export folder {path} exists already; give a path that does not")
+    with writing(f"the export to {path}"), atomic_folder(path) as aside:
+        yield aside
 
 
 def to_numpy(variable: Any) -> Array:

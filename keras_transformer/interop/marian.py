@@ -16,7 +16,6 @@ import yaml
 from keras_transformer.errors import InputError
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
 from keras_transformer.interop.reading import (
-    DAMAGED,
     Array,
     Tensors,
     ids_to_tokens,
@@ -24,6 +23,7 @@ from keras_transformer.interop.reading import (
     open_zip,
     read_json,
     read_text,
+    reading,
     reject,
 )
 from keras_transformer.interop.vocabularies import Symbols, make_vocabularies, read_spm
@@ -70,6 +70,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "lemma-dependency": ("",),
     "factors-dim-emb": ("0",),
     "input-types": ([],),
+    "transformer-tied-layers": ([],),
 }
 _SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
 _OPTIONS = "special:model.yml"
@@ -126,7 +127,6 @@ def read_marian(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
             (source, target), given.spms or _find_spms(vocabularies), str(vocabularies[0])
         ),
         search=search,
-        layer_numbers=_layer_numbers(options),
         notes=notes,
     )
 
@@ -179,13 +179,6 @@ def search_fields(decoder: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
     if not others:
         return search, []
     return search, [f"Search options that this package does not have: {', '.join(others)}."]
-
-
-def _layer_numbers(options: Mapping[str, Any]) -> tuple[int, ...]:
-    """Returns transformer-tied-layers: for each decoder layer the one whose weights it has."""
-    numbers = options.get("transformer-tied-layers") or []
-    return tuple(_integer({"transformer-tied-layers": each}, "transformer-tied-layers")
-                 for each in numbers)  # fmt: skip
 
 
 def _integer(options: Mapping[str, Any], name: str) -> int:
@@ -263,16 +256,12 @@ def _files(
 def _read_npz(path: pathlib.Path) -> dict[str, Array]:
     """Returns the arrays of an .npz file by name, the model's options among them."""
     content = map_file(path)
-    try:
+    with reading(path, "an .npz file", SyntaxError):  # the header of an array is a Python literal
         archive = open_zip(content)
         arrays = {
             name.removesuffix(".npy"): _read_array(archive.read(name))
             for name in archive.namelist()
         }
-    except (*DAMAGED, SyntaxError) as error:  # the header of an array is a Python literal
-        raise InputError(
-            f"{path} is not an .npz file, or a damaged one ({error}); download it again"
-        ) from error
     if _OPTIONS not in arrays:
         raise InputError(
             f"{path} is not a model of Marian: it lacks {_OPTIONS}; give the .npz file of a model"

@@ -9,7 +9,14 @@ import tensorflow as tf
 
 from keras_transformer.errors import InputError
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
-from keras_transformer.interop.reading import Array, Tensors, map_file, read_text, reject
+from keras_transformer.interop.reading import (
+    Array,
+    Tensors,
+    map_file,
+    read_text,
+    reading,
+    reject,
+)
 from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
 
 _NAMES = {
@@ -104,28 +111,21 @@ def _read_checkpoint(index: pathlib.Path) -> Tensors:
     map_file(index)
     size = len(map_file(index.with_suffix(".data-00000-of-00001")))
 
-    def damaged(error: object) -> InputError:
-        return InputError(
-            f"{index} is not a checkpoint of TensorFlow, or a damaged one ({str(error)[:120]}); "
-            "copy it again"
-        )
-
-    try:
+    check = functools.partial(
+        reading, index, "a checkpoint of TensorFlow", tf.errors.OpError, LookupError
+    )
+    with check():
         reader = tf.train.load_checkpoint(str(index.with_suffix("")))
         shapes = reader.get_variable_to_shape_map()
         types = reader.get_variable_to_dtype_map()
-    except (tf.errors.OpError, LookupError, ValueError, RuntimeError) as error:
-        raise damaged(error) from error
 
     def read(name: str) -> Array:
-        if types[name] not in (tf.float32, tf.float16, tf.bfloat16, tf.float64):
-            raise damaged(f"{name} has the type {types[name]!r}")
-        if math.prod(shapes[name]) * types[name].size > size:
-            raise damaged(f"{name} is larger than the file")
-        try:
+        with check():
+            if types[name] not in (tf.float32, tf.float16, tf.bfloat16, tf.float64):
+                raise ValueError(f"{name} has the type {types[name]!r}")
+            if math.prod(shapes[name]) * types[name].size > size:
+                raise ValueError(f"{name} is larger than the file")
             value: Array = reader.get_tensor(name)
-        except (tf.errors.OpError, LookupError, ValueError, RuntimeError) as error:
-            raise damaged(error) from error
         return value
 
     # Without what the optimizer keeps of each weight.

@@ -19,8 +19,9 @@ import ml_dtypes
 import numpy as np
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.reading import DAMAGED, Array, Tensors, map_file, open_zip
+from keras_transformer.interop.reading import Array, Tensors, map_file, open_zip, reading
 
+_KIND = "a file of PyTorch"
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _DTYPES = {
     "DoubleStorage": np.dtype("<f8"), "FloatStorage": np.dtype("<f4"),
@@ -55,16 +56,10 @@ class _Storage(NamedTuple):
 
 
 def read_pytorch(path: pathlib.Path) -> Any:
-    """Returns the object in a file: containers, plain values, `Tensor` and `Record`.
-
-    Raises:
-        InputError: the file is missing, cut short, or not of this format.
-    """
+    """Returns the object in a file: containers, plain values, `Tensor` and `Record`."""
     content = map_file(path)
-    try:
+    with reading(path, _KIND):
         return _read_zip(content) if bytes(content[:2]) == b"PK" else _read_legacy(content)
-    except DAMAGED as error:
-        raise _damaged(path, error) from error
 
 
 def state_tensors(state: Any, path: pathlib.Path) -> Tensors:
@@ -73,10 +68,8 @@ def state_tensors(state: Any, path: pathlib.Path) -> Tensors:
         raise InputError(f"{path} holds no tensors by name; give the weights of a model")
 
     def read(tensor: Tensor) -> Array:
-        try:
+        with reading(path, _KIND):
             return tensor.read()
-        except DAMAGED as error:
-            raise _damaged(path, error) from error
 
     arrays = {
         name: functools.partial(read, value)
@@ -292,8 +285,3 @@ def _key(value: Any) -> Any:
         if type(part) not in (str, int, float, bool, bytes, type(None)):
             raise ValueError("a key of a dictionary is no plain value")
     return value
-
-
-def _damaged(path: pathlib.Path, error: Exception) -> InputError:
-    return InputError(f"{path} is not a file of PyTorch, or a damaged one ({error}); "
-                      "download it again")  # fmt: skip

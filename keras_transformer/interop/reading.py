@@ -4,6 +4,7 @@ Files come from anywhere and may be damaged or hostile: each problem is an `Inpu
 the file and what to do, and no file takes more memory than a few times its own size.
 """
 
+import contextlib
 import fnmatch
 import functools
 import io
@@ -28,7 +29,7 @@ Array = npt.NDArray[Any]
 _T = TypeVar("_T")
 
 # What reading a damaged binary file raises; zipfile also knows unknown versions and encryption.
-DAMAGED = (
+_DAMAGED = (
     ValueError, EOFError, struct.error, zlib.error, zipfile.BadZipFile, NotImplementedError,
     RuntimeError,
 )  # fmt: skip
@@ -187,11 +188,7 @@ def dropout_rate(value: Any) -> float:
 
 
 def map_file(path: pathlib.Path) -> memoryview:
-    """Returns a file's bytes, mapped into memory.
-
-    Raises:
-        InputError: it cannot be read, is empty, or is the pointer of a Git LFS file.
-    """
+    """Returns a file's bytes, mapped into memory; `InputError` for a pointer of Git LFS, too."""
     try:
         with path.open("rb") as file:
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -202,6 +199,24 @@ def map_file(path: pathlib.Path) -> memoryview:
     if bytes(content[:40]).startswith(b"version https://git-lfs"):
         raise InputError(f"{path} is the pointer of a Git LFS file; run git lfs pull")
     return content
+
+
+@contextlib.contextmanager
+def reading(path: pathlib.Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raises `InputError` where the block finds a file damaged.
+
+    Args:
+        path: of the file.
+        kind: what it should be, such as "an .npz file".
+        *errors: what the block raises then, besides the errors that files of all kinds raise.
+    """
+    try:
+        yield
+    except (*_DAMAGED, *errors) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"{path} is not {kind}, or a damaged one ({reason}); copy or download it again"
+        ) from error
 
 
 def read_text(path: pathlib.Path) -> str:
@@ -215,10 +230,8 @@ def read_text(path: pathlib.Path) -> str:
 def read_json(path: pathlib.Path, kind: type = dict) -> Any:
     """Returns the object, or the list, in a JSON file; `InputError` if it holds something else."""
     text = read_text(path)
-    try:
+    with reading(path, "a JSON file"):  # RecursionError is a RuntimeError
         values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON, or damaged ({error}); download it again") from error
     if not isinstance(values, kind):
         name = "object" if kind is dict else kind.__name__
         raise InputError(f"{path} does not hold a JSON {name}; download it again")
@@ -226,12 +239,7 @@ def read_json(path: pathlib.Path, kind: type = dict) -> Any:
 
 
 def open_zip(content: memoryview) -> zipfile.ZipFile:
-    """Returns a zip archive.
-
-    Raises:
-        ValueError: all members together unpack to much more than weights would; or another error
-            of `DAMAGED`.
-    """
+    """Returns a zip archive; an error if it would unpack to much more than weights do."""
     archive = zipfile.ZipFile(io.BytesIO(content))
     for member in archive.infolist():
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -243,20 +251,11 @@ def open_zip(content: memoryview) -> zipfile.ZipFile:
 
 
 def read_safetensors(path: pathlib.Path) -> Tensors:
-    """Returns the tensors of a safetensors file; each is read when it is used.
-
-    Raises:
-        InputError: the file is missing, cut short, or not of this format; or, when a tensor is
-            used, it holds whole numbers.
-    """
+    """Returns the tensors of a safetensors file; each is read when it is used."""
     map_file(path)
-    try:
+    with reading(path, "a safetensors file", SafetensorError, OSError):
         file: Any = safe_open(path, framework="numpy")
         types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is not a safetensors file, or a damaged one ({error}); download it again"
-        ) from error
 
     def read(name: str) -> Array:
         if types[name] not in _SAFETENSORS_FLOATS:
@@ -271,11 +270,7 @@ def read_safetensors(path: pathlib.Path) -> Tensors:
 
 
 def ids_to_tokens(ids: Mapping[str, Any], where: str) -> list[str]:
-    """Returns the tokens of a mapping from tokens to ids, in the order of their ids.
-
-    Raises:
-        InputError: the ids are not 0, 1, 2 and so on.
-    """
+    """Returns the tokens of a mapping from tokens to ids, in the order of their ids 0, 1, 2, ..."""
     numbers = [value for value in ids.values() if type(value) is int]
     if sorted(numbers) != list(range(len(ids))):
         raise InputError(

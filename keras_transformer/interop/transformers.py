@@ -11,6 +11,7 @@ Shapes: D model dimension, V vocabulary.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -20,17 +21,27 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, WORD_START, SearchConfig
-from keras_transformer.errors import InputError, writing
-from keras_transformer.files import atomic_folder, local_path
+from keras_transformer.config import (
+    BOS_ID,
+    EOS_ID,
+    PAD_ID,
+    WORD_START,
+    SearchConfig,
+    TransformerConfig,
+)
+from keras_transformer.errors import InputError
+from keras_transformer.files import local_path
 from keras_transformer.interop.fairseq import LAYER_NAMES  # whose model this one descends from
 from keras_transformer.interop.foreign import (
     ForeignModel,
     ImportOptions,
     Layout,
     Part,
+    check_exportable,
+    export_folder,
     to_numpy,
     transformer_parts,
+    unsupported,
 )
 from keras_transformer.interop.pytorch import read_pytorch, state_tensors
 from keras_transformer.interop.reading import (
@@ -43,11 +54,7 @@ from keras_transformer.interop.reading import (
     read_safetensors,
     reject,
 )
-from keras_transformer.interop.vocabularies import (
-    Symbols,
-    check_vocabulary_sizes,
-    make_vocabularies,
-)
+from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 
@@ -297,15 +304,13 @@ def export_transformers(
         >>> tokenizer.batch_decode(ids, skip_special_tokens=True)
         ['zweihundert']
     """
-    if obstacles := _obstacles(model, source, target):
-        raise InputError(
-            f"MarianMT of transformers does not support {', '.join(obstacles)}; train a model with "
-            "default options, or export this one as a SavedModel"
-        )
-    check_vocabulary_sizes(model.config, source, target)
-    path = local_path(folder)
-    if path.exists():
-        raise InputError(f"export folder {path} exists already; give a path that does not")
+    check_exportable(
+        model,
+        (source, target),
+        "MarianMT of transformers",
+        functools.partial(_obstacles, source, target),
+        "train a model with default options, or export this one as a SavedModel",
+    )
     is_shared, search = model.config.share_embeddings == "all", SearchConfig()
     files: dict[str, Any] = {
         "config.json": _marian_config(model),
@@ -332,7 +337,7 @@ def export_transformers(
     }
     if not is_shared:
         files["target_vocab.json"] = {token: id_ for id_, token in enumerate(_tokens(target))}
-    with writing(f"the export to {path}"), atomic_folder(path) as aside:
+    with export_folder(folder) as aside:
         for name, values in files.items():
             text = json.dumps(values, ensure_ascii=False, indent=2)
             (aside / name).write_text(text + "\n", encoding="utf-8")
@@ -341,42 +346,35 @@ def export_transformers(
         (aside / "model.safetensors").write_bytes(weights)
         source.save(aside / "source.spm")
         target.save(aside / "target.spm")
-    return path
+    return local_path(folder)
 
 
-def _obstacles(model: Any, source: Vocabulary, target: Vocabulary) -> list[str]:
-    """Returns all that keeps a model from being a MarianMTModel."""
-    if not isinstance(model, Transformer):
-        return [f"a model of class {type(model).__name__}"]
-    config = model.config
+def _obstacles(
+    source: Vocabulary, target: Vocabulary, config: TransformerConfig
+) -> dict[str, bool]:
+    """Returns what keeps models from being a MarianMTModel, with whether it is there."""
     head_dim = config.model_dim / config.num_heads
     sides = {"source": _tokens(source), "target": _tokens(target)}
     repeated = [side for side, tokens in sides.items() if len(set(tokens)) < len(tokens)]
     is_shared = config.share_embeddings == "all"
-    found = {
-        f"norm_position {config.norm_position}": config.norm_position != "post",
-        f"norm_form {config.norm_form}": config.norm_form != "variance",
+    return unsupported(
+        config,
+        norm_position=["post"],
+        norm_form=["variance"],
+        positions=["sinusoidal", "halves"],
+        first_position=[0],
+        key_dim=[None, head_dim],
+        value_dim=[None, head_dim],
+        encoder_attention_window=[None],
+        decoder_attention_window=[None],
+        embedding_norm=[False],
+        source_eos=[True],
+    ) | {
         f"norm_epsilon {config.norm_epsilon}": config.norm_epsilon > 2 * _NORM_EPSILON,
-        f"positions {config.positions}": config.positions not in ("sinusoidal", "halves"),
-        f"first_position {config.first_position}": config.first_position,
-        f"key_dim {config.key_dim}": config.key_dim not in (None, head_dim),
-        f"value_dim {config.value_dim}": config.value_dim not in (None, head_dim),
-        f"encoder_attention_window {config.encoder_attention_window}": (
-            config.encoder_attention_window
-        ),
-        f"decoder_attention_window {config.decoder_attention_window}": (
-            config.decoder_attention_window
-        ),
-        "embedding_norm": config.embedding_norm,
-        "source_eos False": not config.source_eos,
-        "quantized layers": any(
-            getattr(layer, "quantization_mode", None) for layer in model._flatten_layers()
-        ),
         "words without a SentencePiece model": source.cuts_words_apart or target.cuts_words_apart,
         "one table for two vocabularies": is_shared and sides["source"] != sides["target"],
-        f"two tokens of one name in the vocabulary of {' and '.join(repeated)}": repeated,
+        f"two tokens of one name in the vocabulary of {' and '.join(repeated)}": bool(repeated),
     }
-    return [name for name, is_there in found.items() if is_there]
 
 
 def _tokens(vocabulary: Vocabulary) -> list[str]:

@@ -13,9 +13,9 @@ from typing import Any, Literal
 from google.protobuf.message import DecodeError
 from sentencepiece import SentencePieceProcessor
 
-from keras_transformer.config import WORD_START, TransformerConfig
+from keras_transformer.config import WORD_START
 from keras_transformer.errors import InputError
-from keras_transformer.interop.reading import map_file
+from keras_transformer.interop.reading import map_file, reading
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import (
     CONTROL,
@@ -60,11 +60,7 @@ class Symbols:
 
     @classmethod
     def find(cls, tokens: Sequence[str], where: str, **names: str) -> "Symbols":
-        """Returns symbols whose special ids are found by name, such as `eos="</s>"`.
-
-        Raises:
-            InputError: one is missing, or a token occurs twice.
-        """
+        """Returns symbols whose special ids are found by name, such as `eos="</s>"`."""
         ids = {token: id_ for id_, token in enumerate(tokens)}
         if missing := [name for name in names.values() if name not in ids]:
             raise InputError(f"{where} lacks {', '.join(missing)}; give the model's own vocabulary")
@@ -106,11 +102,6 @@ def sentencepiece_vocabulary(
     A token that the SentencePiece model lacks can only be generated, unless it is a single
     character or, as `>>deu<<` in front of a source, a code of a language. A piece that is no token
     still takes part when text is cut, and is the unknown token.
-
-    Args:
-        path: the SentencePiece model.
-        symbols: the model's tokens.
-        side: of the model.
     """
     model = read_spm(path)
     by_name = {piece.piece: piece for piece in model.pieces}
@@ -139,29 +130,10 @@ def sentencepiece_vocabulary(
     return Vocabulary(model_of_pieces(model, pieces, num_tokens))
 
 
-def check_vocabulary_sizes(
-    config: TransformerConfig, source: Vocabulary, target: Vocabulary
-) -> None:
-    """Raises `InputError` if a vocabulary is not of the size that a model has."""
-    sizes = (config.vocabulary_size, config.target_size)
-    for side, size, vocabulary in zip(("source", "target"), sizes, (source, target), strict=True):
-        if vocabulary.size != size:
-            raise InputError(
-                f"the model has {size} {side} tokens and the {side} vocabulary {vocabulary.size}; "
-                "give the vocabularies that it was trained with"
-            )
-
-
 def make_vocabularies(
     sides: tuple[Symbols, Symbols], spms: Sequence[pathlib.Path], where: str
 ) -> tuple[Vocabulary, Vocabulary]:
-    """Returns the vocabularies of source and target.
-
-    Args:
-        sides: the symbols of both.
-        spms: their SentencePiece models; empty where text is tokens separated by spaces.
-        where: names the model in errors.
-    """
+    """Returns the vocabularies of both sides; without `spms` text is tokens between spaces."""
     if not spms:
         return word_vocabulary(sides[0], where), word_vocabulary(sides[1], where)
     source, target = spms
@@ -174,12 +146,7 @@ def make_vocabularies(
 def word_vocabulary(symbols: Symbols, where: str) -> Vocabulary:
     """Returns a vocabulary for text that is tokens separated by spaces.
 
-    Args:
-        symbols: the model's tokens.
-        where: names their file in errors.
-
-    Raises:
-        InputError: the tokens are pieces of a SentencePiece model, which is not given.
+    Raises `InputError`, which names the tokens' file `where`, if they are pieces of words.
     """
     if any(token.startswith("Ġ") for token in symbols.others):  # a space of GPT-2's
         raise InputError(
@@ -207,16 +174,11 @@ def word_vocabulary(symbols: Symbols, where: str) -> Vocabulary:
 def read_spm(path: pathlib.Path) -> Any:
     """Returns a SentencePiece model; `InputError` where the file is none."""
     content = bytes(map_file(path))
-    damaged = InputError(
-        f"{path} is not a SentencePiece model, or a damaged one; download it again"
-    )
-    try:
+    with reading(path, "a SentencePiece model", DecodeError):
         model = model_message().FromString(content)
         SentencePieceProcessor(model_proto=content)
-    except (DecodeError, RuntimeError) as error:
-        raise damaged from error
-    if not model.pieces or any(type(piece.piece) is not str for piece in model.pieces):
-        raise damaged  # a piece of bytes is not UTF-8
+        if not model.pieces or any(type(piece.piece) is not str for piece in model.pieces):
+            raise ValueError("it has no pieces, or pieces that are not UTF-8")
     return model
 
 

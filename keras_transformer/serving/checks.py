@@ -28,7 +28,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from keras_transformer.config import PAD_ID, UNK_ID
 from keras_transformer.errors import InputError, needs_extra, one_line
 from keras_transformer.inference import Translator
-from keras_transformer.inference.functions import signature_inputs
+from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
 

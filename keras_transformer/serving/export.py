@@ -31,7 +31,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import atomic_folder, local_path, write_atomically
 from keras_transformer.host import package_versions
 from keras_transformer.inference import BatchTranslator, Translator
-from keras_transformer.inference.functions import signature_inputs
+from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.serving.checks import (
     BATCH_SIZES,
     CHECK_TIMEOUT,
@@ -102,7 +102,7 @@ def export(
     requests = make_requests(serving, signatures, sentences, batch_sizes, most_sentences)
     try:
         with atomic_folder(published) as staging:  # renamed at the end if nothing is raised
-            tf.saved_model.save(serving.functions.module(), str(staging), signatures=signatures)
+            tf.saved_model.save(serving.module(), str(staging), signatures=signatures)
             operations = check_operations(staging, allow_xla=serving.xla is not None)
             write_requests(staging, requests, name)
             card = make_model_card(translator, signatures, operations, training)
@@ -162,7 +162,7 @@ def make_model_card(
     """
     model = translator.model
     # The other variables are seeds and tables.
-    weights = [each for each in translator.functions.variables if each.dtype.is_floating]
+    weights = [each for each in translator.variables if each.dtype.is_floating]
     return {
         "training": list(training),
         "model": model.config.to_dict(),

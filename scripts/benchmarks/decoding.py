@@ -247,10 +247,8 @@ def _write_models(
     for name, translator in translators.items():
         # The graph of this signature is the same in an export of all of them.
         translator = translator.with_cached_projection()
-        tokens = translator.functions.function("tokens")
-        tf.saved_model.save(
-            translator.functions.module(), folders[name], signatures={"tokens": tokens}
-        )
+        tokens = translator.function("tokens")
+        tf.saved_model.save(translator.module(), folders[name], signatures={"tokens": tokens})
     rival = f"{folder}/ctranslate2"
     try:
         export_ctranslate2(model, source, target, rival)

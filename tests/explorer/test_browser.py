@@ -115,6 +115,11 @@ def test_arcs_show_weights_from_the_threshold(show):
 def test_controls_switch_layers_heads_and_kinds(show):
     view = make_view()
     page = show(view)
+    table = page.get_by_role("region", name="What each head does")
+    assert table.locator("tbody tr").count() == 2 * 3
+    table.get_by_role("button", name="Layer 1, head 1: show it alone").click()
+    assert arcs(page) == count_arcs(joined(view.attentions["encoder"][0])[:1])
+    page.get_by_role("group", name="Heads").get_by_role("button", name="all").click()
     page.get_by_role("group", name="Layer").get_by_label("2").check()
     words = joined(view.attentions["encoder"][1])
     assert arcs(page) == count_arcs(words)
@@ -127,19 +132,6 @@ def test_controls_switch_layers_heads_and_kinds(show):
     assert arcs(page) == count_arcs(view.attentions["decoder"][1])
     heads.get_by_role("button", name="none").click()
     assert arcs(page) == 0
-
-
-def test_overview_and_table_choose_one_head(show):
-    view = make_view()
-    page = show(view)
-    page.get_by_role("button", name="Layer 2, head 3", exact=True).click()
-    assert arcs(page) == count_arcs(joined(view.attentions["encoder"][1])[2:])
-    pressed = page.get_by_role("button", name="Layer 2, head 3", exact=True)
-    assert pressed.get_attribute("aria-pressed") == "true"
-    table = page.get_by_role("region", name="What each head does")
-    assert table.locator("tbody tr").count() == 2 * 3
-    table.get_by_role("button", name="Layer 1, head 1: show it alone").click()
-    assert arcs(page) == count_arcs(joined(view.attentions["encoder"][0])[:1])
 
 
 def test_pointing_at_a_word_shows_what_it_reads(show):
@@ -195,13 +187,6 @@ def test_search_tree_shows_beam_and_candidates(show):
     page.get_by_label("-2.20Der").check()
     path = page.locator(".tree .node.on").evaluate_all("nodes => nodes.map((n) => n.textContent)")
     assert path == ["start", "Der8.2%", "</s>82%"]
-
-
-def test_steps_of_tokens_are_shown(show, view):
-    counts = list(range(1, len(view.source) + 1))
-    page = show(view._replace(steps={"source": counts}))
-    assert page.locator(".steps strong").all_inner_texts() == list(map(str, counts))
-    assert page.get_by_text("Steps of each token of the source").count() == 1
 
 
 def test_sentences_and_models_side_by_side(show):

@@ -3,14 +3,11 @@
 import threading
 import time
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.client import Score
 from keras_transformer.errors import InputError
-from keras_transformer.inference import BatchTranslator, translator
-from keras_transformer.serving.export import load_exported
+from keras_transformer.inference import BatchTranslator, batch_translator
 
 _SENTENCES = ["two house", "", "cat sun tree two", "שלום", "tree hello cat", "sun"]
 _OPTIONS = {
@@ -55,23 +52,6 @@ def score(source, target):
     return {"scores": [sum(row) for row in rows], "token_scores": rows, "lengths": lengths}
 
 
-def attend(source, target):
-    """The words, each looking at that of the other side with its place counted from the end."""
-    sides = [
-        [["▁" + word for word in each.split()] + ["</s>"] for each in s] for s in (source, target)
-    ]
-    widths = [max(map(len, side)) for side in sides]
-    attention = np.zeros([len(source), widths[1], widths[0]], np.float32)
-    for row, (words, others) in enumerate(zip(*sides, strict=True)):
-        for place in range(len(others)):
-            attention[row, place, max(len(words) - 2 - place, 0)] = 1.0
-    sources, targets = (
-        [each + [""] * (width - len(each)) for each in side]
-        for side, width in zip(sides, widths, strict=True)
-    )
-    return {"attention": attention, "source_pieces": sources, "target_pieces": targets}
-
-
 @pytest.fixture
 def functions():
     pair = {"source": tf.string, "target": tf.string}
@@ -79,14 +59,13 @@ def functions():
         "serving_default": Function(translate, text=tf.string),
         "translate_options": Function(translate, text=tf.string, **_OPTIONS),
         "score": Function(score, **pair),
-        "attention": Function(attend, **pair),
     }
 
 
 @pytest.fixture
 def local(functions, monkeypatch):
     """On one core, so that batches come one after the other."""
-    monkeypatch.setattr(translator, "_num_workers", lambda: 1)
+    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 1)
     return BatchTranslator(functions.__getitem__)
 
 
@@ -98,8 +77,6 @@ def test_answers_keep_the_order_of_sentences(local, batch_size):
     assert [second.text for _, second in translations] == [text + text for text in _SENTENCES]
     scores = local.score(_SENTENCES, _SENTENCES, batch_size)
     assert [len(each.token_scores) for each in scores] == [len(text) + 1 for text in _SENTENCES]
-    alignments = local.align(_SENTENCES, _SENTENCES, batch_size)
-    assert [len(each) for each in alignments] == [len(text.split()) for text in _SENTENCES]
 
 
 def test_batches_have_similar_lengths_longest_first(local, functions):
@@ -123,7 +100,7 @@ def test_batches_run_in_parallel(functions, monkeypatch):
         return translate(text)
 
     functions["serving_default"].answer = wait_and_translate
-    monkeypatch.setattr(translator, "_num_workers", lambda: 2)
+    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 2)
     translations = BatchTranslator(functions.__getitem__).translate(_SENTENCES[:4], 1)
     assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES[:4]]
 
@@ -133,7 +110,7 @@ def test_error_in_a_parallel_batch_is_raised(functions, monkeypatch):
         raise ZeroDivisionError(text)
 
     functions["serving_default"].answer = fail
-    monkeypatch.setattr(translator, "_num_workers", lambda: 2)
+    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 2)
     with pytest.raises(ZeroDivisionError):
         BatchTranslator(functions.__getitem__).translate(_SENTENCES, 1)
 
@@ -152,9 +129,14 @@ def test_batch_without_memory_is_halved(local, functions):
         local.translate(["cat", "sun"])
 
 
-def test_string_has_one_translation(local):
+def test_string_has_one_translation_and_an_empty_list_none(local, functions):
     assert local.translate("two") == local.translate(["two"])[0][0]
     assert local.translate("two", prefix="A ").text == "A TWO"
+    for function in functions.values():
+        function.requests.clear()
+    assert local.translate([]) == local.translate([], max_length=3) == []
+    assert local.score([], []) == []
+    assert not any(function.requests for function in functions.values())
 
 
 def test_ignored_options_are_reported(local, functions):
@@ -164,12 +146,6 @@ def test_ignored_options_are_reported(local, functions):
     functions["translate_options"].answer = with_flag
     with pytest.warns(UserWarning, match="a banned phrase of 1 of 2 sentences is not kept"):
         local.translate(["two", "three"], banned_phrases="é")
-
-
-def test_no_sentences_call_no_signature(local, functions):
-    assert local.translate([]) == local.translate([], max_length=3) == []
-    assert local.score([], []) == local.align([], []) == []
-    assert not any(function.requests for function in functions.values())
 
 
 def test_options_call_translate_options(local, functions):
@@ -186,97 +162,43 @@ def test_options_call_translate_options(local, functions):
     ]
 
 
-def test_options_can_differ_between_sentences(local, functions):
-    options = dict(prefix=["1 ", None, "3 "], banned_phrases=[["a b", "c"], "", None])
-    translations = local.translate(["x", "xxx", "xx"], 2, **options, max_length=np.array([1, 2, 3]))
-    assert [best.text for best, _ in translations] == ["1 X", "XXX", "3 XX"]
-    first, second = functions["translate_options"].requests
-    assert (first["max_length"], second["max_length"]) == ([2, 3], [1])
-    assert second["banned_phrases"] == ["a b\nc"]
+TWO = ["two", "three"]
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("call", "message"),
     [
-        (dict(beam_size=2), "no option beam_size that can change .* it has banned_phrases, length"),
-        (dict(max_length=2.5), "max_length must be a whole number of 32 bits, got 2.5"),
-        (dict(banned_phrases="a\n" * 257), "number of banned_phrases must be at most 256, got 257"),
+        (
+            lambda local: local.translate(TWO, beam_size=2),
+            "no option beam_size that can change .* it has banned_phrases, length",
+        ),
+        (
+            lambda local: local.translate(TWO, max_length=2.5),
+            "max_length must be a whole number of 32 bits, got 2.5",
+        ),
+        (
+            lambda local: local.translate(TWO, banned_phrases="a\n" * 257),
+            "number of banned_phrases must be at most 256, got 257",
+        ),
+        (lambda local: local.translate([2]), "text must be text, got 2"),
+        (lambda local: local.translate(TWO, 0), "batch_size must be at least 1, got 0"),
+        (lambda local: local.score("two", TWO), "source must be a list of sentences, got one: 'tw"),
+        (lambda local: local.align(TWO, "zwei"), "target must be a list of sentences, got one"),
+        (lambda local: local.align(TWO, ["zwei"]), "must have as many sentences, got 2 and 1"),
+        (lambda local: local.score(TWO, TWO, -1), "batch_size must be at least 1, got -1"),
     ],
-)  # more of them in tests/client/test_client.py
-def test_invalid_options_are_rejected(local, functions, options, message):
+)  # fmt: skip  (more of them in tests/client/test_client.py)
+def test_invalid_calls_are_rejected(local, functions, call, message):
     with pytest.raises(InputError, match=message):
-        local.translate(["two", "three"], **options)
-    assert not functions["translate_options"].requests
-
-
-def test_wrong_sentences_and_batch_size_are_rejected(local):
-    with pytest.raises(InputError, match="text must be text, got 2"):
-        local.translate([2])
-    with pytest.raises(InputError, match="batch_size must be at least 1, got 0"):
-        local.translate(_SENTENCES, 0)
-    for ask in (local.score, local.align):
-        with pytest.raises(InputError, match="source must be a list of sentences, got one: 'two'"):
-            ask("two", ["zwei"])
-        with pytest.raises(InputError, match="target must be a list of sentences, got one: 'zwe"):
-            ask(["two"], "zwei")
-        with pytest.raises(InputError, match="must have as many sentences, got 2 and 1"):
-            ask(["two", "three"], ["zwei"])
-        with pytest.raises(InputError, match="batch_size must be at least 1, got -1"):
-            ask(_SENTENCES, _SENTENCES, -1)
-
-
-def test_scores_have_no_padding(local):
-    assert local.score(["a", "b"], ["x", "xyz"]) == [
-        Score(-1.0, [-0.5, -0.5]),
-        Score(-2.0, [-0.5] * 4),
-    ]
-
-
-def test_alignments_index_the_words_of_each_sentence(local):
-    assert local.align(["a b c", "", "d"], ["x y", "x", "x y z"]) == [
-        [(2, 0), (1, 1)],
-        [],
-        [(0, 0), (0, 1), (0, 2)],
-    ]
-
-
-def test_signatures_are_made_once_and_on_demand(functions):
-    made = []
-    local = BatchTranslator(lambda name: made.append(name) or functions[name])
-    for _ in range(2):
-        local.translate(["a"])
-        local.score(["a"], ["b"])
-    assert made == ["serving_default", "score"]
+        call(local)
+    assert not any(function.requests for function in functions.values())
 
 
 def test_missing_signature_is_reported(functions):
     local = BatchTranslator({"serving_default": functions["serving_default"]}.__getitem__)
     assert local.translate(["two"])[0][0].text == "TWO"
-    for ask, name in (
-        (lambda: local.translate(["two"], max_length=3), "translate_options"),
-        (lambda: local.score(["two"], ["zwei"]), "score"),
-        (lambda: local.align(["two"], ["zwei"]), "attention"),
-    ):
-        with pytest.raises(InputError, match=f"the model has no signature '{name}'; export it"):
-            ask()
-
-
-@pytest.mark.slow
-def test_export_answers_like_its_translator(exported, separate_translator):
-    ours, theirs = separate_translator, load_exported(exported)
-    sentences = ["hello two cat", "", "tree nonsense sun"]
-    constraints = dict(max_length=[2, -1, 3], prefix=["", "", "木"])
-    expected = ours.translate(sentences, **constraints)
-    found = theirs.translate(sentences, **constraints)
-    assert [[each.text for each in row] for row in found] == [
-        [each.text for each in row] for row in expected
-    ]
-    texts = [row[0].text for row in expected]
-    assert theirs.align(sentences, texts) == ours.align(sentences, texts)
-    for found_one, expected_one in zip(
-        theirs.score(sentences, texts), ours.score(sentences, texts), strict=True
-    ):
-        np.testing.assert_allclose(found_one.token_scores, expected_one.token_scores, rtol=1e-4)
+    with pytest.raises(InputError, match="the model has no signature 'score'; export it again"):
+        local.score(["two"], ["zwei"])
 
 
 def test_unknown_words_are_aligned(separate_translator):
@@ -296,9 +218,9 @@ def test_phrase_with_unknown_characters_is_rejected(separate_translator):
 
 
 def test_memory_of_parallel_batches_is_limited(functions, monkeypatch):
-    monkeypatch.setattr(translator, "_MAX_BATCH_BYTES", 100)
-    monkeypatch.setattr(translator, "_MAX_BYTES", 150)
-    monkeypatch.setattr(translator, "_num_workers", lambda: 4)
+    monkeypatch.setattr(batch_translator, "_MAX_BATCH_BYTES", 100)
+    monkeypatch.setattr(batch_translator, "_MAX_BYTES", 150)
+    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 4)
     lock = threading.Lock()
     under_way, most, shapes = [], [], []
 
@@ -325,6 +247,6 @@ def test_memory_of_parallel_batches_is_limited(functions, monkeypatch):
 
 
 def test_batches_of_pairs_count_both_sides(local, functions, monkeypatch):
-    monkeypatch.setattr(translator, "_MAX_BATCH_BYTES", 100)
+    monkeypatch.setattr(batch_translator, "_MAX_BATCH_BYTES", 100)
     local.score(["x" * 60, "x", "x"], ["y", "y" * 60, "y"])
     assert [len(each["source"]) for each in functions["score"].requests] == [1, 1, 1]

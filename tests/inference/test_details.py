@@ -1,7 +1,5 @@
 """Details of translations: token scores, alignments and what was cut, by search itself."""
 
-import collections
-
 import keras
 import numpy as np
 import pytest
@@ -114,33 +112,6 @@ def test_output_is_cut_at_its_limit(translator, limit):
     assert found.output_cut == (limit <= 3)
 
 
-def test_limits_differ_from_row_to_row(translator):
-    results = translator.translate(["cat two sun"] * 3, details=True, max_length=[2, 9, None])
-    assert [best.output_cut for (best,) in results] == [True, False, False]
-
-
 def test_details_cannot_be_combined_with_xla(trained):
     with pytest.raises(InputError, match="details cannot be combined with XLA"):
         Translator(*trained, xla=XlaShapes((1,), (8,)), details=True)
-
-
-def _operations(translator):
-    graph = translator.functions.function("serving_default").graph.as_graph_def()
-    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
-    return collections.Counter(node.op for node in nodes), [
-        len(node.input) for node in nodes if node.op in ("While", "StatelessWhile")
-    ]
-
-
-def test_graph_without_details_has_none_of_their_tensors(trained):
-    without, with_details = (
-        _operations(Translator(*trained, SearchConfig(replace_unknowns=False), details=details))
-        for details in (False, True)
-    )
-    assert not without[0] - with_details[0]
-    # The history of log-probabilities and of attention, the ancestors of finished translations and
-    # coverage, some of them twice: as they are and as results.
-    assert all(few < many for few, many in zip(without[1], with_details[1], strict=True))
-    assert set(Translator(*trained).functions.function("serving_default").structured_outputs) == {
-        "translations", "scores", "source_cut",
-    }  # fmt: skip

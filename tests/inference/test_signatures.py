@@ -8,9 +8,8 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.inference.functions import signature_inputs
+from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer
-from keras_transformer.tasks import TranslationTask
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]
 _AS_EXPORTED = {tf.string: "", tf.int32: -1, tf.float32: -1.0}
@@ -48,7 +47,6 @@ def _text_of_ids(vocabulary, texts):
     return [" ".join(map(str, row)) for row in vocabulary.encode(texts)]
 
 
-@pytest.mark.slow
 def test_dimension_0_is_the_batch_everywhere(signatures):
     names = ["serving_default", "translate_options", "score", "tokens", "attention"]
     assert list(signatures) == names
@@ -56,9 +54,9 @@ def test_dimension_0_is_the_batch_everywhere(signatures):
         inputs = signature_inputs(function)
         assert {spec.shape.rank for spec in inputs.values()} == {1}  # none needs padding
         for name, spec in [*inputs.items(), *function.structured_outputs.items()]:
-            assert spec.shape.rank >= 1
-            assert spec.shape[0] is None
+            assert spec.shape.rank >= 1 and spec.shape[0] is None
             assert not name.endswith("_bytes")
+        assert all(len(value) == 0 for value in _ask(function, *[[] for _ in inputs]).values())
 
 
 def test_scores_are_the_models_log_probabilities(signatures, separate_translator):
@@ -177,13 +175,6 @@ def test_attention_has_a_row_for_each_target_token(signatures):
     )
 
 
-def test_empty_batch(signatures):
-    for function in signatures.values():
-        columns = [[] for _ in signature_inputs(function)]
-        for value in _ask(function, *columns).values():
-            assert value.shape[0] == 0
-
-
 class _Without:
     """A model without attention."""
 
@@ -207,18 +198,6 @@ def test_attention_needs_all_models_to_have_it(separate_translator, wrap):
     }[wrap]
     translator = Translator(wrapped, *_vocabularies(separate_translator))
     for each in (translator, translator.with_cached_projection()):
-        assert each.functions.names == ["serving_default", "translate_options", "score", "tokens"]
+        assert each.signature_names == ["serving_default", "translate_options", "score", "tokens"]
         with pytest.raises(InputError, match="the model has no signature 'attention'"):
             each.align(["two"], ["दो"])
-
-
-def test_key_error_of_a_task_is_its_own(separate_translator):
-    class Lookup(TranslationTask):
-        def read_text(self, sources):
-            return {}["of the task"]
-
-    translator = Translator(
-        separate_translator.model, *_vocabularies(separate_translator), task=Lookup()
-    )
-    with pytest.raises(KeyError, match="of the task"):
-        translator.translate(["two"])

@@ -25,12 +25,6 @@ def test_trained_model_translates_its_training_words(translator, words):
     assert _texts(translator.translate(_SENTENCES)) == _expected(_SENTENCES, words)
 
 
-def test_separate_vocabularies(separate_translator, words):
-    assert _texts(separate_translator.translate(_SENTENCES)) == _expected(_SENTENCES, words)
-    source, target = separate_translator.source_tokenizer, separate_translator.target_tokenizer
-    assert source.vocabulary.fingerprint != target.vocabulary.fingerprint
-
-
 def test_blank_sentences_have_empty_translations(translator, words):
     results = translator.translate(["", "sun", " ", "\t \u3000", "two two"])
     assert _texts(results) == ["", words["sun"], "", "", f"{words['two']} {words['two']}"]
@@ -93,11 +87,6 @@ def test_set_random_seed_keeps_the_tokenizer_alive(translator, words):
     assert _texts(translator.translate(["sun"])) == [words["sun"]]
 
 
-def test_greedy_search_agrees_with_beam_on_easy_input(make_translator, words):
-    greedy = make_translator(beam_size=1)
-    assert _texts(greedy.translate(_SENTENCES)) == _expected(_SENTENCES, words)
-
-
 def test_sources_are_cut_at_max_source_length(translator, make_translator):
     limit = translator.search.max_source_length
     long = ["sun two cat"] * 10
@@ -123,12 +112,6 @@ def test_megabytes_are_cut_at_the_default_limits(trained, words):
         score, _ = translator.score([text, "two"], [" ".join([words["two"]] * 70_000), "x"])
     assert len(score.token_scores) == longest + 1  # and the end
     assert np.isfinite(score.token_scores).all()
-
-
-def test_max_extra_length_limits_translations(make_translator, words):
-    eager_to_go_on = make_translator(max_extra_length=0)
-    (best,) = eager_to_go_on.translate(["hello nonsense"])[0]
-    assert len(best.text.split()) <= 2
 
 
 def test_cached_projection_follows_changed_weights(trained):

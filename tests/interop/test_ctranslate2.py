@@ -26,40 +26,25 @@ SMALL = TransformerConfig(
 )
 CONFIGS = {
     "as in the paper": SMALL,
-    "tiny": TransformerConfig.preset("tiny", vocabulary_size=30),
     "base, one layer of it": TransformerConfig.preset("base", vocabulary_size=30, num_layers=1),
-    "pre-norm": SMALL.replace(norm_position="pre"),
-    "shared target embedding": SMALL.replace(share_embeddings="target"),
-    "nothing shared": SMALL.replace(share_embeddings="none"),
-    "biases": SMALL.replace(attention_bias=True, output_bias=True),
-    "concatenated positions": SMALL.replace(positions="concatenated"),
-    "learned positions": SMALL.replace(positions="learned", max_positions=40),
+    "pre-norm": SMALL.replace(norm_position="pre", activation="gelu"),
+    "shared target embedding": SMALL.replace(share_embeddings="target", activation="gelu_tanh"),
+    "nothing shared": SMALL.replace(share_embeddings="none", activation="gelu_sigmoid"),
+    "biases": SMALL.replace(attention_bias=True, output_bias=True, norm_epsilon=0.0),
+    "concatenated positions": SMALL.replace(positions="concatenated", norm_epsilon=1e-2),
+    "positions in halves": SMALL.replace(positions="halves", decoder_layers=1, activation="swish"),
     "learned positions of each side": SMALL.replace(
         positions="learned", share_positions=False, max_positions=30
     ),
-    "other first position": SMALL.replace(first_position=3),
-    "large epsilon": SMALL.replace(norm_epsilon=1e-2),
-    "no epsilon": SMALL.replace(norm_epsilon=0.0),
-    "wide heads": SMALL.replace(key_dim=8, value_dim=8),
-    "wide keys": SMALL.replace(key_dim=6, value_dim=3, attention_bias=True),
-    "wide values": SMALL.replace(key_dim=3, value_dim=6, attention_bias=True),
-    "an odd number of heads": SMALL.replace(num_heads=3, key_dim=5, value_dim=5),
-    "other positions": SMALL.replace(positions="halves"),
-    "other depths": SMALL.replace(decoder_layers=1, activation="swish"),
-    "gelu": SMALL.replace(activation="gelu"),
-    "its approximation by tanh": SMALL.replace(activation="gelu_tanh"),
-    "its approximation by sigmoid": SMALL.replace(activation="gelu_sigmoid"),
-    "embeddings are normalized": SMALL.replace(embedding_norm=True),
-    "embeddings are not scaled": SMALL.replace(scale_embeddings=False),
-    "source without EOS": SMALL.replace(source_eos=False),
+    "other first position": SMALL.replace(first_position=3, embedding_norm=True),
+    "an odd number of heads": SMALL.replace(
+        num_heads=3, key_dim=5, value_dim=5, scale_embeddings=False
+    ),
     "all at once": SMALL.replace(
-        norm_position="pre",
-        share_embeddings="none",
-        attention_bias=True,
-        output_bias=True,
+        norm_position="pre", share_embeddings="none", attention_bias=True, output_bias=True,
         positions="learned",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -167,33 +152,15 @@ def test_search_of_an_unsure_model_is_the_same(beam_size, early_stop, vocabulary
     assert len(found) >= 20
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("beam_size", "early_stop"), [(1, "exact"), (4, "exact"), (4, "first")])
-def test_search_of_a_trained_model_is_the_same(
-    beam_size, early_stop, make_translator, words, tmp_path
-):
-    translator = make_translator(
-        beam_size=beam_size, early_stop=early_stop, length_penalty=0.0, max_extra_length=30
-    )
-    generator = random.Random(4)
-    texts = [" ".join(generator.choices([*words, "zebra"], k=index % 6 + 1)) for index in range(60)]
-    assert len(compare(translator, export(translator, tmp_path / "model"), texts)) >= 20
-
-
-def sentences_of(words):
-    generator = random.Random(3)
-    return [" ".join(generator.choices(list(words), k=1 + index % 4)) for index in range(40)]
-
-
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_folder_alone_translates_text(beam_size, separate_translator, words, tmp_path):
+def test_folder_alone_translates_text(separate_translator, words, tmp_path):
     folder = export(separate_translator, tmp_path / "model")
     assert {file.name for file in folder.iterdir()} == {
         "model.bin", "config.json", "source_vocabulary.json", "target_vocabulary.json",
         "source.model", "target.model",
     }  # fmt: skip
-    texts = sentences_of(words)
-    translations = translate_with_ctranslate2(folder, texts, beam_size=beam_size)
+    generator = random.Random(3)
+    texts = [" ".join(generator.choices([*words], k=1 + index % 4)) for index in range(40)]
+    translations = translate_with_ctranslate2(folder, texts, beam_size=4)
     expected = [" ".join(words[word] for word in text.split()) for text in texts]
     assert [text for text, *_ in translations] == expected
 
@@ -242,50 +209,42 @@ def test_attention_is_the_mean_of_the_last_layers_heads(load, vocabulary):
     np.testing.assert_allclose(result.attention[0][0], expected[0, 0, :-1], atol=TOLERANCE)
 
 
-def refuse(reason, model, vocabulary, folder, **options):
-    """Exports, which must fail and leave nothing behind."""
-    before = sorted(folder.parent.rglob("*"))
-    with pytest.raises(InputError, match=reason):
-        export_ctranslate2(model, vocabulary, vocabulary, folder, **options)
-    assert sorted(folder.parent.rglob("*")) == before
-
-
-def test_inexpressible_models_are_rejected(vocabulary, tmp_path):
-    model = Transformer(SMALL.replace(norm_form="sigma"))
-    refuse("not support norm_form sigma; export", model, vocabulary, tmp_path / "model")
-    for name, value in {"positions": "rotary", "decoder_attention_window": 3}.items():
-        model = Transformer(SMALL.replace(**{name: value}))
-        refuse(f"not support {name} {value}; export", model, vocabulary, tmp_path / "model")
+def quantized():
     model = make_model(SMALL)
     model.quantize("int8")
-    refuse("export the model before `quantize`", model, vocabulary, tmp_path / "model")
-    model = keras.Sequential()
-    refuse("single Transformer, got Sequential", model, vocabulary, tmp_path / "model")
+    return model
 
 
-def test_vocabularies_of_another_model_are_rejected(vocabulary, tmp_path):
-    larger = Transformer(SMALL.replace(vocabulary_size=31))
-    refuse("31 source tokens and the source vocabulary 30", larger, vocabulary, tmp_path / "model")
-    larger = Transformer(SMALL.replace(target_vocabulary_size=33, share_embeddings="none"))
-    refuse("33 target tokens and the target vocabulary 30", larger, vocabulary, tmp_path / "model")
-
-
-def test_unknown_quantization_is_rejected(vocabulary, tmp_path):
-    model = Transformer(SMALL)
-    reason = "quantization 'int4' cannot be used .*int8"
-    refuse(reason, model, vocabulary, tmp_path / "model", quantization="int4")
-
-
-def test_unusable_folder_is_rejected(vocabulary, tmp_path):
-    model = Transformer(SMALL)
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        *((SMALL.replace(**{name: value}), {}, f"not support {name} {value}; export it as")
+          for name, value in (("norm_form", "sigma"), ("positions", "rotary"),
+                              ("decoder_attention_window", 3))),
+        (SMALL.replace(key_dim=6, value_dim=3), {}, "not support key_dim 6 and value_dim 3; "),
+        (quantized, {}, "not support quantized layers; export it .* before `quantize`"),
+        (keras.Sequential, {}, "not support a model of class Sequential; export it"),
+        (SMALL.replace(vocabulary_size=31), {}, "31 source tokens and the source vocabulary 30"),
+        (SMALL.replace(target_vocabulary_size=33, share_embeddings="none"), {},
+         "33 target tokens and the target vocabulary 30"),
+        (SMALL, {"quantization": "int4"}, "quantization 'int4' cannot be used .*int8"),
+        (SMALL, {"folder": "taken"}, "taken exists already"),
+        (SMALL, {"folder": "file/model"}, "cannot write the export to .*model"),
+        (SMALL, {"package": None}, r"run pip install '.\[ctranslate2\]' in"),
+    ],
+)  # fmt: skip
+def test_impossible_exports_are_rejected_and_leave_nothing(
+    model, options, reason, vocabulary, tmp_path, monkeypatch
+):
     (tmp_path / "taken").mkdir()
-    refuse("taken exists already", model, vocabulary, tmp_path / "taken")
     (tmp_path / "file").touch()
-    refuse("cannot write the export to .*model", model, vocabulary, tmp_path / "file" / "model")
-
-
-def test_missing_package_error_says_how_to_install_it(vocabulary, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    monkeypatch.setitem(sys.modules, "ctranslate2.specs", None)
-    reason = r"run pip install '.\[ctranslate2\]' in"
-    refuse(reason, Transformer(SMALL), vocabulary, tmp_path / "model")
+    before = sorted(tmp_path.rglob("*"))
+    if "package" in options:
+        for name in ("ctranslate2", "ctranslate2.specs"):
+            monkeypatch.setitem(sys.modules, name, None)
+    model = model() if callable(model) else Transformer(model)
+    folder = tmp_path / options.get("folder", "model")
+    quantization = options.get("quantization")
+    with pytest.raises(InputError, match=reason):
+        export_ctranslate2(model, vocabulary, vocabulary, folder, quantization=quantization)
+    assert sorted(tmp_path.rglob("*")) == before

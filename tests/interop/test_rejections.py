@@ -78,7 +78,7 @@ CASES = {
     ),
     "an empty file": ("eole", lambda f: (f / "vocab.json").write_bytes(b""), "cannot read"),
     "a configuration that is none": (
-        "hf_marian", lambda f: (f / "config.json").write_text("{"), "is not JSON, or damaged"
+        "hf_marian", lambda f: (f / "config.json").write_text("{"), "is not a JSON file, or a"
     ),
     "no vocabulary": ("hf_marian", lambda f: (f / "vocab.json").unlink(), "vocab.json is missing"),
     "no SentencePiece model": (
@@ -171,25 +171,19 @@ def test_rejected_folders_leave_no_run(case, copy, call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flag", ["--num_heads=4", "--positions=marian", "--source_vocabulary=a --target_vocabulary=b"]
-)
-def test_flags_that_change_nothing_are_rejected(flag, copy, call, tmp_path):
-    flags = (f"--model={copy('eole')}", f"--run_dir={tmp_path}/run", *flag.split())
-    name = flag.partition("=")[0]
-    assert f"{name} is for " in (error := call("import_model.py", *flags).err)
-    assert "a model of eole has its own: remove it" in error
-
-
-def test_absent_folder_is_rejected(call, tmp_path):
-    result = call("import_model.py", f"--model={tmp_path}/x", f"--run_dir={tmp_path}/run")
-    assert "x does not exist; give the folder of a model, or its file" in result.err
-
-
-def test_one_of_two_vocabularies_is_rejected(call, tmp_path):
-    flags = (f"--model={tmp_path}", f"--run_dir={tmp_path}/run", "--source_vocabulary=a")
-    assert "--source_vocabulary and --target_vocabulary go together" in (
-        call("import_model.py", *flags).err
-    )
+    ("flags", "message"),
+    [
+        *((flag, f"{flag.partition('=')[0]} is for ") for flag in
+          ("--num_heads=4", "--positions=marian", "--source_vocabulary=a --target_vocabulary=b")),
+        ("--source_vocabulary=a", "--source_vocabulary and --target_vocabulary go together"),
+        ("--model=x", "x does not exist; give the folder of a model, or its file"),
+    ],
+)  # fmt: skip
+def test_flags_that_do_not_fit_are_rejected(flags, message, copy, call, tmp_path):
+    own = (f"--model={copy('eole')}", f"--run_dir={tmp_path}/run")
+    error = call("import_model.py", *own, *flags.split()).err
+    assert message in error
+    assert "is for" not in message or "a model of eole has its own: remove it" in error
 
 
 def options(values):
@@ -234,6 +228,7 @@ UNSUPPORTED = [
         ("transformer-no-projection", "true"), ("transformer-pool", "true"), ("ulr", "true"),
         ("right-left", "true"), ("transformer-ffn-depth", "3"), ("factors-dim-emb", "8"),
         ("transformer-alibi-shift", "true"), ("input-types", ["sequence", "class"]),
+        ("transformer-tied-layers", ["1", "1"]),
     )),
     ("marian", {"type": "amun", "ulr": "true", "right-left": "true"},
      "type amun, ulr true, right-left true"),

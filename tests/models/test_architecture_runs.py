@@ -99,7 +99,7 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
     assert [row["step"] for row in rows if "bleu" in row] == [10, 20, 30]
     keep = [index for index, sentence in enumerate(SENTENCES) if sentence]
     source = translator.source_tokenizer.vocabulary.encode([SENTENCES[index] for index in keep])
-    found = translator.functions.function("tokens")(
+    found = translator.function("tokens")(
         tf.constant([" ".join(map(str, row)) for row in source])
     )
     ids = found["ids"][:, 0].numpy()  # [B, L], with EOS, then PAD
@@ -150,7 +150,7 @@ def test_export_answers_as_python_in_a_fresh_process(config, translator, exporte
 @pytest.mark.slow
 @pytest.mark.skipif(native_runtime.missing() is not None, reason=str(native_runtime.missing()))
 def test_c_program_serves_the_export(translator, exported, tmp_path):
-    program = native_runtime.build("answer", tmp_path)
+    program = native_runtime.build(tmp_path)
     signature = native_runtime.read_signature(exported)
     rows = [[sentence.encode()] for sentence in SENTENCES]
     found = native_runtime.answer(program, signature, rows, [2, 3])

@@ -323,7 +323,7 @@ def test_translator_uses_the_quantized_weights():
     model.quantize("int8")
     translator = Translator(model, vocabulary, vocabulary, search)
     (source,) = vocabulary.encode(["abc"])
-    found = translator.functions.function("tokens")(tf.constant([" ".join(map(str, source))]))
+    found = translator.function("tokens")(tf.constant([" ".join(map(str, source))]))
     ids = found["ids"][:, 0, : int(found["lengths"][0, 0])].numpy()
     inputs = {
         "source": np.array([[*source, EOS_ID]]),

@@ -1,10 +1,9 @@
-"""Builds and runs the C programs of `native/`, which serve a SavedModel without Python.
+"""Builds and runs `native/answer.c`, which serves a SavedModel without Python.
 
-They are compiled against the library of TensorFlow's wheel, the runtime of the model server. The
-comment at the top of each program describes its input and output.
+It is compiled against the library of TensorFlow's wheel, the runtime of the model server. The
+comment at its top describes its input and output.
 """
 
-import functools
 import importlib.util
 import os
 import pathlib
@@ -18,54 +17,38 @@ from typing import NamedTuple
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-_SOURCES = pathlib.Path(__file__).with_name("native")
+_SOURCE = pathlib.Path(__file__).parent / "native" / "answer.c"
 _ESCAPES = {b"\\": b"\\\\", b"\t": b"\\t", b"\n": b"\\n"}
 # oneDNN makes a kernel for each shape, and keeps hundreds of them in every thread: with batches of
 # mixed sizes that is slow, and memory grows for minutes. The environment may set another value.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
-class NativeError(RuntimeError):
-    """A program failed; the message is what it printed."""
-
-
 class Signature(NamedTuple):
-    """A signature of a SavedModel, as the C programs name it.
-
-    Attributes:
-        version: the folder of the SavedModel.
-        inputs: the name of each input to its tensor, such as "serving_default_text:0".
-        outputs: the same of the outputs.
-    """
+    """A signature of a SavedModel: tensors such as "serving_default_text:0" by name."""
 
     version: pathlib.Path
     inputs: dict[str, str]
     outputs: dict[str, str]
 
-    def arguments(self) -> list[str]:
-        lists = (_op_libraries(), self.inputs.values(), self.outputs.values())
-        return [str(self.version), *(",".join(names) for names in lists)]
-
 
 def missing() -> str | None:
-    """Returns what this machine lacks to build the programs, or None."""
+    """Returns what this machine lacks to build the program, or None."""
     if sys.platform != "linux":
-        return "the C programs are built on Linux only"
+        return "the C program is built on Linux only"
     compiler = _compiler()[0]
     if shutil.which(compiler) is None:
         return f"no C compiler: there is no {compiler}; install gcc or set CC"
     return None
 
 
-def build(name: str, folder: pathlib.Path) -> pathlib.Path:
-    """Compiles `native/<name>.c` into the folder and returns the program's path."""
-    program, library = folder / name, tf.sysconfig.get_lib()
+def build(folder: pathlib.Path) -> pathlib.Path:
+    """Compiles the program into a folder and returns its path."""
+    program, library = folder / "answer", tf.sysconfig.get_lib()
     subprocess.run(
-        [*_compiler(), "-std=gnu11", "-O2", "-Wall", "-Wextra"]
-        + ["-isystem", tf.sysconfig.get_include(), "-o", program]
-        + [_SOURCES / f"{source}.c" for source in (name, "signature", "tensors")]
-        + [f"-L{library}", "-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2"]
-        + [f"-Wl,-rpath,{library}", "-lm", "-pthread"]
+        [*_compiler(), "-std=gnu11", "-O2", "-Wall", "-Wextra", _SOURCE, "-o", program]
+        + ["-isystem", tf.sysconfig.get_include(), f"-L{library}", f"-Wl,-rpath,{library}"]
+        + ["-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2"]
         # The usual linker takes ten seconds to read the library, this one two.
         + ["-fuse-ld=gold"] * (shutil.which("ld.gold") is not None),
         check=True,
@@ -74,10 +57,7 @@ def build(name: str, folder: pathlib.Path) -> pathlib.Path:
 
 
 def read_signature(
-    version: pathlib.Path,
-    name: str = "serving_default",
-    inputs: Sequence[str] | None = None,
-    outputs: Sequence[str] | None = None,
+    version: pathlib.Path, name: str = "serving_default", inputs: Sequence[str] | None = None
 ) -> Signature:
     """Reads a signature from `saved_model.pb`.
 
@@ -85,7 +65,6 @@ def read_signature(
         version: the folder of the SavedModel.
         name: of the signature.
         inputs: its inputs in the order of the columns of a line; None means alphabetically.
-        outputs: the outputs to request, in this order; None means all, alphabetically.
     """
     model = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
     (serving,) = (graph for graph in model.meta_graphs if "serve" in graph.meta_info_def.tags)
@@ -93,7 +72,7 @@ def read_signature(
     return Signature(
         version,
         {key: definition.inputs[key].name for key in inputs or sorted(definition.inputs)},
-        {key: definition.outputs[key].name for key in outputs or sorted(definition.outputs)},
+        {key: definition.outputs[key].name for key in sorted(definition.outputs)},
     )
 
 
@@ -107,47 +86,30 @@ def answer(
 
     Returns:
         For each output its values, [row][value], as they were printed.
-
-    Raises:
-        NativeError: the program could not answer.
     """
-    printed = _run(program, signature, batch_sizes, rows).split(b"\n")
-    width = len(signature.outputs)
-    values = [[_unescaped(value) for value in line.split(b"\t")] for line in printed[:-1]]
-    return {name: values[index::width] for index, name in enumerate(signature.outputs)}
-
-
-def _run(
-    program: pathlib.Path,
-    signature: Signature,
-    numbers: Sequence[int],
-    rows: Sequence[Sequence[bytes]],
-) -> bytes:
+    lists = (_op_libraries(), signature.inputs.values(), signature.outputs.values())
     done = subprocess.run(
-        [program, *signature.arguments(), *map(str, numbers)],
+        [program, signature.version, *(",".join(each) for each in lists), *map(str, batch_sizes)],
         env=_ENVIRONMENT | os.environ,
         input=b"".join(b"\t".join(map(_escaped, row)) + b"\n" for row in rows),
         capture_output=True,
         check=False,
     )
-    if done.returncode:
-        message = done.stderr.decode("utf-8", "replace").strip()
-        raise NativeError(f"{program.name} ended with status {done.returncode}: {message[-2000:]}")
-    return done.stdout
+    assert done.returncode == 0, done.stderr.decode("utf-8", "replace")[-2000:]
+    printed = done.stdout.split(b"\n")[:-1]
+    values = [[_unescaped(value) for value in line.split(b"\t")] for line in printed]
+    width = len(signature.outputs)
+    return {name: values[index::width] for index, name in enumerate(signature.outputs)}
 
 
 def _compiler() -> list[str]:
     return shlex.split(os.environ.get("CC") or "gcc")
 
 
-@functools.cache
-def _op_libraries() -> tuple[str, ...]:
+def _op_libraries() -> list[str]:
     """All operations of tensorflow-text, which a stock server has too."""
     package = importlib.util.find_spec("tensorflow_text")
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError("tensorflow-text is not installed: pip install tensorflow-text")
-    libraries = pathlib.Path(package.origin).parent.glob("python/ops/*.so")
-    return tuple(sorted(map(str, libraries)))
+    return sorted(map(str, pathlib.Path(package.origin).parent.glob("python/ops/*.so")))
 
 
 def _escaped(column: bytes) -> bytes:

@@ -81,28 +81,21 @@ def test_runtime_rejects_inputs_of_wrong_rank(exported, tmp_path):
                     session.run(outputs, inputs)
 
 
-def test_serving_default_signature(exported):
-    signature = tf.saved_model.load(str(exported)).signatures["serving_default"]
-    assert signature.structured_input_signature == (
-        (),
-        {"text": tf.TensorSpec([None], tf.string, name="text")},
-    )
-    outputs = signature.structured_outputs
-    assert {name: (spec.shape.as_list(), spec.dtype) for name, spec in outputs.items()} == {
-        "translations": ([None, 2], tf.string),
-        "scores": ([None, 2], tf.float32),
-        "source_cut": ([None], tf.bool),
-    }
-
-
 def test_loaded_export_matches_translator(exported, separate_translator, words):
-    sentences = ["two two", "", "cat sun", "hello tree two"] * 3
+    sentences = ["two two", "", "cat sun", "hello tree nonsense"] * 3
     loaded = load_exported(exported)
-    found = loaded.translate(sentences, batch_size=5)
-    ours = separate_translator.translate(sentences, batch_size=5)
-    for theirs, mine in zip(found, ours, strict=True):
-        assert [best.text for best in theirs] == [best.text for best in mine]
-        np.testing.assert_allclose([b.score for b in theirs], [b.score for b in mine], rtol=1e-6)
+    for options in ({}, dict(max_length=[2, -1, 3] * 4, prefix=["", "", "木"] * 4)):
+        found = loaded.translate(sentences, batch_size=5, **options)
+        ours = separate_translator.translate(sentences, batch_size=5, **options)
+        for theirs, mine in zip(found, ours, strict=True):
+            assert [best.text for best in theirs] == [best.text for best in mine]
+            scores = [best.score for best in mine]
+            np.testing.assert_allclose([best.score for best in theirs], scores, rtol=1e-5)
+    texts = [row[0].text for row in ours]
+    assert loaded.align(sentences, texts) == separate_translator.align(sentences, texts)
+    pairs = (each.score(sentences, texts) for each in (loaded, separate_translator))
+    for theirs, mine in zip(*pairs, strict=True):
+        np.testing.assert_allclose(theirs.token_scores, mine.token_scores, rtol=1e-4)
     none_of_them = dict(banned_phrases=[*words.values()], max_length=1)
     ((best, *_),) = loaded.translate(["sun Владимир"], **none_of_them)
     assert best.text == "Владимир"  # the unknown word, copied
@@ -127,24 +120,6 @@ def export_quickly(separate_translator, signatures, exported, monkeypatch):
     return functools.partial(export, separate_translator)
 
 
-@pytest.mark.slow
-def test_samples_match_python(trained, tmp_path):
-    search = SearchConfig(
-        method="sampling", temperature=2.0, top_k=9, top_p=0.95, seed=3, num_translations=2,
-        max_source_length=12, max_extra_length=5,
-    )  # fmt: skip
-    translator = Translator(*trained, search)
-    path = export(translator, tmp_path / "samples", batch_sizes=[2])
-    sentences = ["hello two cat", "", "tree house tree sun"]
-    found, expected = (each.translate(sentences) for each in (load_exported(path), translator))
-    for row, expected_row in zip(found, expected, strict=True):
-        assert [each.text for each in row] == [each.text for each in expected_row]
-        np.testing.assert_allclose(
-            [each.score for each in row], [each.score for each in expected_row], atol=1e-4
-        )
-    assert "temperature" in read_model_card(path)["signatures"]["translate_options"]["inputs"]
-
-
 def test_versions_are_counted_and_never_overwritten(export_quickly, tmp_path):
     (tmp_path / "7").mkdir()
     (tmp_path / "notes").mkdir()
@@ -152,8 +127,12 @@ def test_versions_are_counted_and_never_overwritten(export_quickly, tmp_path):
     assert _names(tmp_path) == sorted(["7", "8", "notes", *_SERVER_FILES])
     with pytest.raises(InputError, match=r"8 already exists; choose another"):
         export_quickly(tmp_path, version=8)
-    with pytest.raises(InputError, match=r"version 2 is lower than 8, and a server loads the high"):
-        export_quickly(tmp_path, version=2)
+    for version, message in (
+        (2, "version 2 is lower than 8, and a server loads the highest"),
+        (0, "version must be a positive number, got 0"),
+    ):
+        with pytest.raises(InputError, match=message):
+            export_quickly(tmp_path, version=version)
 
 
 def test_folder_has_models_of_one_format(export_quickly, tmp_path):
@@ -187,36 +166,25 @@ def test_name_defaults_to_the_folder(export_quickly, tmp_path):
         export_quickly(tmp_path / "my words")
 
 
-def test_version_without_check_is_never_published(export_quickly, tmp_path, monkeypatch):
+@pytest.mark.parametrize("message", ["the answers differ", r"the export calls Python \(PyFunc\)"])
+def test_version_that_fails_a_check_is_never_published(
+    export_quickly, exported, tmp_path, monkeypatch, message
+):
     def fail(version, *_):
         assert (version / "saved_model.pb").exists()
-        raise InputError("the answers differ")
+        raise InputError(message)
 
-    monkeypatch.setattr(export_module, "compare_answers", fail)
-    with pytest.raises(InputError, match="the answers differ"):
-        export_quickly(tmp_path / "new" / "words")
-    assert _names(tmp_path) == []
-
-
-def test_version_that_calls_python_is_never_published(
-    export_quickly, exported, tmp_path, monkeypatch
-):
     def save(module, path, **options):
         model = _model(exported)
         model.meta_graphs[0].graph_def.node.add(name="added", op="PyFunc")
         pathlib.Path(path, "saved_model.pb").write_bytes(model.SerializeToString())
 
-    monkeypatch.setattr(tf.saved_model, "save", save)
-    with pytest.raises(InputError, match=r"the export calls Python \(PyFunc\)"):
+    monkeypatch.setattr(export_module, "compare_answers", fail)
+    if "Python" in message:
+        monkeypatch.setattr(tf.saved_model, "save", save)
+    with pytest.raises(InputError, match=message):
         export_quickly(tmp_path / "new" / "words")
     assert _names(tmp_path) == []
-
-
-@pytest.mark.parametrize("version", [0, -1])
-def test_version_must_be_positive(export_quickly, tmp_path, version):
-    with pytest.raises(InputError, match=f"version must be a positive number, got {version}"):
-        export_quickly(tmp_path / "new", version)
-    assert not (tmp_path / "new").exists()
 
 
 def test_unfinished_version_is_invisible(export_quickly, tmp_path, monkeypatch):
@@ -260,19 +228,11 @@ def test_missing_version_names_one_nearby(exported, tmp_path):
         load_exported(exported.parent)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "keep"),
-    [
-        ("saved_model.pb", 0.5),
-        ("variables/variables.index", 0),
-        ("variables/variables.data-00000-of-00001", 0.5),
-    ],
-)
-def test_damaged_saved_model_is_rejected(exported, tmp_path, name, keep):
+@pytest.mark.parametrize("name", ["saved_model.pb", "variables/variables.index"])
+def test_damaged_saved_model_is_rejected(exported, tmp_path, name):
     version = shutil.copytree(exported, tmp_path / "1")
     content = (version / name).read_bytes()
-    (version / name).write_bytes(content[: int(len(content) * keep)])
+    (version / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match=r"the SavedModel in .*1 cannot be read \(.+\)"):
         load_exported(version)
 
@@ -292,12 +252,18 @@ def test_other_saved_models_are_rejected(tmp_path):
 
 
 @pytest.mark.slow
-def test_exported_details_match_python(trained, exported, tmp_path):
-    search = SearchConfig(num_translations=2, max_source_length=4, max_extra_length=5)
+def test_exported_samples_and_details_match_python(trained, exported, tmp_path):
+    search = SearchConfig(
+        method="sampling", temperature=2.0, top_k=9, top_p=0.95, seed=3, num_translations=2,
+        max_source_length=4, max_extra_length=5,
+    )  # fmt: skip
     translator = Translator(*trained, search, details=True)
-    loaded = load_exported(export(translator, tmp_path, batch_sizes=(1, 8)))
+    version = export(translator, tmp_path, batch_sizes=(1, 8))
+    loaded = load_exported(version)
     sentences = ["hello two cat", "", "two sun sun cat hello", "привет 木"]
-    assert loaded.translate(sentences) == translator.translate(sentences)
+    found, expected = (each.translate(sentences) for each in (loaded, translator))
+    texts = [[each.text for each in row] for row in found]
+    assert texts == [[each.text for each in row] for row in expected]
     for options in ({}, {"max_length": 2}):
         ours = translator.translate(sentences, details=True, **options)
         theirs = loaded.translate(sentences, details=True, **options)
@@ -307,6 +273,7 @@ def test_exported_details_match_python(trained, exported, tmp_path):
                 np.testing.assert_allclose(getattr(left, name), getattr(right, name), atol=1e-5)
             rest = dict.fromkeys(numbers)
             assert left._replace(**rest) == right._replace(**rest)
+    assert "temperature" in read_model_card(version)["signatures"]["translate_options"]["inputs"]
     with pytest.raises(InputError, match="exported without details"):
         load_exported(exported).translate(["sun"], details=True)
 
@@ -344,10 +311,8 @@ def test_model_card_describes_the_export(exported, separate_translator):
     assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
     for side in ("source", "target"):
         vocabulary = getattr(separate_translator, f"{side}_tokenizer").vocabulary
-        assert card["vocabularies"][side] == {
-            "size": vocabulary.size,
-            "sha256": vocabulary.fingerprint,
-        }
+        expected = {"size": vocabulary.size, "sha256": vocabulary.fingerprint}
+        assert card["vocabularies"][side] == expected
     assert card["signatures"]["serving_default"] == {
         "inputs": {"text": {"type": "string", "shape": [None]}},
         "outputs": {

@@ -70,11 +70,8 @@ def test_models_config_fits_the_docker_image(folder):
     text = (folder / "models.config").read_text()
     text_format.Parse(text, config)
     (model,) = config.model_config_list.config
-    assert (model.name, model.base_path, model.model_platform) == (
-        "words",
-        "/models/words",
-        "tensorflow",
-    )
+    found = (model.name, model.base_path, model.model_platform)
+    assert found == ("words", "/models/words", "tensorflow")
     # The example in the comment is valid too.
     text = text.replace("# model_", "model_").replace("# version_", "version_")
     config = model_server_config_pb2.ModelServerConfig()
@@ -84,29 +81,18 @@ def test_models_config_fits_the_docker_image(folder):
     assert dict(model.version_labels) == {"stable": 1, "canary": 2}
 
 
-def test_batches_hold_the_largest_warm_up_request(folder, tmp_path):
-    assert read_batching(folder)["max_batch_size"] == 64
-    (folder / "batching_parameters.txt").unlink()
-    assert "max_batch_size" not in read_batching(folder)
-    write_server_files(folder, "words", largest_batch=200)
-    assert read_batching(folder)["max_batch_size"] == 200
-    (folder / "batching_parameters.txt").write_text("max_batch_size: { value: 32 }")
-    assert read_batching(folder)["max_batch_size"] == 32
-    (folder / "batching_parameters.txt").write_text("num_batch_threads { value: 4 }")
-    assert "max_batch_size" not in read_batching(folder)
-
-
 def test_numbers_of_the_batching_file_are_read(folder, tmp_path):
     assert read_batching(folder) == {
-        "max_batch_size": 64,
-        "batch_timeout_micros": 0,
-        "num_batch_threads": 2,
+        "max_batch_size": 64, "batch_timeout_micros": 0, "num_batch_threads": 2,
         "max_enqueued_batches": 64,
-    }
+    }  # fmt: skip
     assert read_batching(tmp_path / "absent") == {}
-    edited = "# größer\nmax_batch_size: { value: 32 }"
-    (folder / "batching_parameters.txt").write_text(edited, encoding="latin-1")
+    path = folder / "batching_parameters.txt"
+    path.write_text("# größer\nmax_batch_size: { value: 32 }", encoding="latin-1")
     assert read_batching(folder) == {"max_batch_size": 32}
+    path.unlink()
+    write_server_files(folder, "words", largest_batch=200)  # the largest warm-up request
+    assert read_batching(folder)["max_batch_size"] == 200
 
 
 def test_newest_version_is_the_highest_saved_model(tmp_path):
@@ -117,13 +103,6 @@ def test_newest_version_is_the_highest_saved_model(tmp_path):
     for number in ("2", "10", "old"):
         (tmp_path / number / "saved_model.pb").touch()
     assert newest_version(tmp_path) == tmp_path / "10"
-
-
-def test_name_must_match_models_config(folder, tmp_path_factory):
-    check_name(folder, "words")
-    check_name(tmp_path_factory.mktemp("new"), "others")
-    with pytest.raises(InputError, match=r"calls the model 'words', not 'others'; give --name=wor"):
-        check_name(folder, "others")
 
 
 def test_monitoring_is_enabled(folder):
@@ -161,10 +140,16 @@ def test_valid_names_are_accepted(name, tmp_path):
     check_name(tmp_path, name)
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "a:b", 'a"b', "a\n"])
-def test_names_that_urls_cannot_have_are_rejected(name, tmp_path):
-    with pytest.raises(InputError, match=r"the model's name .* must consist of letters"):
-        check_name(tmp_path, name)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("others", "calls the model 'words', not 'others'; give --name=words"),
+     *((name, "the model's name .* must consist of letters") for name in
+       ("", "a b", "a/b", "a:b", 'a"b', "a\n"))],
+)  # fmt: skip
+def test_names_of_other_models_and_invalid_ones_are_rejected(folder, name, message):
+    check_name(folder, "words")
+    with pytest.raises(InputError, match=message):
+        check_name(folder, name)
 
 
 def test_missing_or_invalid_card_is_rejected(tmp_path):

@@ -13,7 +13,7 @@ import native_runtime
 
 from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.inference import Translator, XlaShapes
-from keras_transformer.serving.export import export
+from keras_transformer.serving import export as export_module
 
 pytestmark = pytest.mark.skipif(
     native_runtime.missing() is not None, reason=str(native_runtime.missing())
@@ -74,7 +74,7 @@ def _written(value):
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    return native_runtime.build("answer", tmp_path_factory.mktemp("program"))
+    return native_runtime.build(tmp_path_factory.mktemp("program"))
 
 
 @pytest.mark.slow
@@ -116,14 +116,16 @@ def test_c_program_answers_every_signature(exported, served, program, name):
 
 
 @pytest.mark.slow
-def test_c_program_runs_compiled_search(trained, program, tmp_path):
+def test_c_program_runs_compiled_search(trained, program, tmp_path, monkeypatch):
+    # The C program compares with Python, what `export` does otherwise, and compiles once more.
+    monkeypatch.setattr(export_module, "compare_answers", lambda *_: None)
     search = SearchConfig(
         beam_size=2, num_translations=2, max_extra_length=3, banned_phrases=("Haus",),
     )  # fmt: skip
-    translator = Translator(*trained, search, xla=XlaShapes((2,), (4, 8)))
-    version = export(translator, tmp_path / "compiled", batch_sizes=[2])
+    translator = Translator(*trained, search, xla=XlaShapes((2,), (4,)))
+    version = export_module.export(translator, tmp_path / "compiled", batch_sizes=[2])
     # Two together, one alone, and one that is too long for what is compiled.
-    texts = [b"hello two cat", b"house", b"", b"cat " * 6, b"tree " * 20]
+    texts = [b"hello two cat", b"house", b"", b"cat " * 6]
     signature = native_runtime.read_signature(version)
     answer = native_runtime.answer(program, signature, [[t] for t in texts], [2, 1])
     plain = Translator(*trained, search)(tf.constant(texts))

@@ -67,31 +67,21 @@ def test_image_has_the_documented_flags_and_files(server_files):
 def test_compose_serves_what_prometheus_reads(server_files, metrics_path):
     services = only("compose.yaml")["services"]
     assert (_FOLDER / services["translator"]["build"]["context"]).resolve() == _ROOT
-    assert (_ROOT / services["translator"]["build"]["dockerfile"]).is_file()
     assert services["translator"]["cpus"] == read_batching(server_files)["num_batch_threads"]
-    for volume in services["prometheus"]["volumes"]:
-        assert (_FOLDER / volume.split(":")[0]).is_file()
-    prometheus = only("prometheus.yml")
-    (scrape,) = prometheus["scrape_configs"]
+    (scrape,) = only("prometheus.yml")["scrape_configs"]
     assert scrape["metrics_path"] == metrics_path
-    (target,) = scrape["static_configs"][0]["targets"]
-    name, port = target.split(":")
-    assert name in services and f"{port}:{port}" in services[name]["ports"]
-    assert prometheus["rule_files"] == ["alerts.yml"]
+    name, port = scrape["static_configs"][0]["targets"][0].split(":")
+    assert f"{port}:{port}" in services[name]["ports"]
 
 
 def test_alerts_use_metrics_that_the_guide_names():
     (group,) = only("alerts.yml")["groups"]
     guide = (_ROOT / "docs" / "guides" / "serving.md").read_text()
-    assert len(group["rules"]) == 4
     for rule in group["rules"]:
-        assert rule["for"] and rule["annotations"]["summary"]
         metrics = re.findall(r":tensorflow:serving:\w+", rule["expr"])
         assert metrics or rule["expr"] == f'up{{job="{group["name"]}"}} == 0'
-        for metric in metrics:
-            assert re.sub(r"_(sum|bucket)$", "", metric) in guide
-    job = only("prometheus.yml")["scrape_configs"][0]["job_name"]
-    assert job == group["name"]
+        assert all(re.sub(r"_(sum|bucket)$", "", metric) in guide for metric in metrics)
+    assert only("prometheus.yml")["scrape_configs"][0]["job_name"] == group["name"]
 
 
 def test_kubernetes_probes_the_model_and_scales_its_deployment(server_files, metrics_path):
@@ -102,18 +92,9 @@ def test_kubernetes_probes_the_model_and_scales_its_deployment(server_files, met
     assert ports == {"grpc": 8500, "rest": 8501}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": _STATUS, "port": "rest"}
-    threads = read_batching(server_files)["num_batch_threads"]
-    assert container["resources"]["requests"]["cpu"] == str(threads)
-    annotations = pod["metadata"]["annotations"]
-    assert annotations["prometheus.io/path"] == metrics_path
-    assert annotations["prometheus.io/port"] == str(ports["rest"])
+    assert pod["metadata"]["annotations"]["prometheus.io/path"] == metrics_path
     labels = pod["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
     assert {each["targetPort"]: each["port"] for each in service["spec"]["ports"]} == ports
     target = resource("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
-    assert target == {
-        "apiVersion": deployment["apiVersion"],
-        "kind": "Deployment",
-        "name": deployment["metadata"]["name"],
-    }
-    assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])

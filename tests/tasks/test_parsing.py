@@ -112,9 +112,7 @@ def test_white_space_between_words_is_read_as_spaces():
 @pytest.mark.parametrize("root", ["", "ROOT", "S1"])
 def test_treebank_root_is_not_a_missing_bracket(root):
     reference = TREE.replace("(TOP", f"({root}", 1)
-    assert reference != TREE
     assert evaluate(ANSWER, reference)["f1"] == 100
-    assert evaluate(reference, reference)["f1"] == 100
     failed = ParsingTask().evaluate([ANSWER, ""], [reference] * 2, ["The dog barks ."] * 2)
     assert failed["f1"] == pytest.approx(200 * 3 / (3 + 3 + 3))
 
@@ -145,16 +143,9 @@ def test_without_pos_tags_the_references_are_used():
         ({"train_source": "a", "train_target": "b"}, "give train_file, dev_file and test_f", {}),
         ({"train_file": "a", "target_level": "bpe"}, "needs the target_level word and a sou", {}),
         ({"train_file": "a", "source_level": "word"}, "unknown words in a row could not be", {}),
-        *(
-            (
-                {"train_file": "a", "target_level": "bpe"} | changes,
-                "copy_words needs one vocabulary",
-                {"copy_words": True},
-            )
-            for changes in (
-                {"target_level": "word"}, {"subword_sampling": 0.1}, {"share_vocabulary": False},
-            )
-        ),
+        *(({"train_file": "a", "target_level": "bpe"} | changes, "copy_words needs one vocabulary",
+           {"copy_words": True}) for changes in (
+            {"target_level": "word"}, {"subword_sampling": 0.1}, {"share_vocabulary": False})),
     ],
 )  # fmt: skip
 def test_unusable_data_options_are_rejected(values, message, options):

@@ -47,13 +47,10 @@ def test_join_pieces(pieces, text):
     assert join_pieces(pieces) == text
 
 
-def test_remove_bpe_joins_both_sides():
+def test_remove_bpe_joins_all_answers_and_references(tmp_path):
     pieces = (["an un@@ happy dog ran"], ["an unhap@@ py dog ran"])
     assert evaluate(*pieces, remove_bpe=True)["bleu"] == pytest.approx(100)
     assert evaluate(*pieces)["exact_match"] == 0
-
-
-def test_remove_bpe_joins_answers_of_files_and_all_references(tmp_path):
     task = TranslationTask(remove_bpe=True)
     (tmp_path / "answers").write_text("an un@@ happy dog\n")
     assert task.read_answers(tmp_path / "answers") == ["an unhappy dog"]
