@@ -99,9 +99,7 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
     assert [row["step"] for row in rows if "bleu" in row] == [10, 20, 30]
     keep = [index for index, sentence in enumerate(SENTENCES) if sentence]
     source = translator.source_tokenizer.vocabulary.encode([SENTENCES[index] for index in keep])
-    found = translator.function("tokens")(
-        tf.constant([" ".join(map(str, row)) for row in source])
-    )
+    found = translator.function("tokens")(tf.constant([" ".join(map(str, row)) for row in source]))
     ids = found["ids"][:, 0].numpy()  # [B, L], with EOS, then PAD
     inputs = {
         "source": tf.ragged.constant([[*row, EOS_ID] for row in source]).to_tensor(),
