@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 _T = TypeVar("_T")
 
 # What reading a damaged binary file raises; zipfile also knows unknown versions and encryption.
-_DAMAGED = (
+_DAMAGED: tuple[type[Exception], ...] = (
     ValueError, EOFError, struct.error, zlib.error, zipfile.BadZipFile, NotImplementedError,
     RuntimeError,
 )  # fmt: skip
@@ -210,9 +210,10 @@ def reading(path: pathlib.Path, kind: str, *errors: type[Exception]) -> Iterator
         kind: what it should be, such as "an .npz file".
         *errors: what the block raises then, besides the errors that files of all kinds raise.
     """
+    kinds = _DAMAGED + errors
     try:
         yield
-    except (*_DAMAGED, *errors) as error:
+    except kinds as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(
             f"{path} is not {kind}, or a damaged one ({reason}); copy or download it again"
