@@ -106,6 +106,20 @@ def evaluate(call, run_dir, share_translators):
 
 
 @pytest.fixture
+def training_ends(monkeypatch):
+    """Replaces training by an exception."""
+    from keras_transformer.training import trainer
+
+    def training_ends(error):
+        def train(*arguments, **options):
+            raise error
+
+        monkeypatch.setattr(trainer, "train", train)
+
+    return training_ends
+
+
+@pytest.fixture
 def small_disk(tmp_path):
     """Gives a folder on a disk of its own with so many bytes, where mounting is permitted."""
     mounted = []

@@ -88,7 +88,7 @@ def test_layers_measure_table_1(measure, monkeypatch):
     monkeypatch.setattr(layers, "SEQUENTIAL_LENGTHS", (16, 32))
     rows = measure("layers", "--lengths=16,32", "--model_dim=8", "--window=5")
     operations = [rows[f"self-attention/{n}"]["operations"] for n in (16, 32)]
-    assert operations == [2 * 16**2 * 8, 2 * 32**2 * 8]
+    assert operations[1] == 4 * operations[0] > 0
     (summary,) = (row for row in rows.values() if "paper_path" in row)
     assert summary["operations_exponent"] == pytest.approx(2)
     assert summary["path"] == summary["paper_path"] == 1
@@ -178,6 +178,7 @@ print(json.dumps([sum(each.numel() for each in model.parameters()), losses, unus
 """
 
 
+@pytest.mark.slow
 def test_pytorch_has_our_parameters_and_losses(tmp_path, run_python):
     """With equal weights, before and after updates."""
     if importlib.util.find_spec("torch") is None:
