@@ -49,7 +49,7 @@ def test_weight_decay_excludes_norms_and_biases():
         np.testing.assert_allclose(weight, factor * before[weight.path], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor", "lion", "muon"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon"])
 def test_each_optimizer_resumes_exactly_and_skips_nan_updates(tmp_path, name):
     def make():
         changes = {"weight_decay": 0.01, "schedule": "cosine", "learning_rate": 0.01}
@@ -65,8 +65,9 @@ def test_each_optimizer_resumes_exactly_and_skips_nan_updates(tmp_path, name):
     batch = {"source": ids, "target": ids}, ids
     keras.utils.set_random_seed(1)
     model, checkpoints = make(), Checkpoints(tmp_path)
-    names = {"adam": "Adam", "adamw": "Adam"}.get(name, name.capitalize())
-    assert names in [each.__name__ for each in type(model.optimizer).__mro__]
+    assert {"adamw": "Adam"}.get(name, name.capitalize()) in [
+        each.__name__ for each in type(model.optimizer).__mro__
+    ]
     model.train_on_batch(*batch)
     before = [weight.numpy() for weight in model.weights]
     model.train_on_batch(*batch)
