@@ -117,7 +117,7 @@ def check_weights(model, original, by_row):
 
 def check_others(model, original):
     """Options and tokens may be others, the tensors not."""
-    assert not any(count_differences(model, original))
+    assert (differences := count_differences(model, original)) and not any(differences)
     SearchConfig(**model.search)
     model.fill(transformer(model.config))
 
