@@ -156,7 +156,8 @@ class MinLength(Constraint):
             blank = [*self._space_ids, hypotheses.pad_id]
             is_blank = tf.reduce_any(hypotheses.tokens[..., None] == blank, axis=-1)  # [B, W, L]
             is_early |= tf.reduce_all(is_blank, axis=-1, keepdims=True) & (lengths > 0)
-        return forbid_ids(logits, tf.where(is_early, hypotheses.eos_id, hypotheses.pad_id))
+        ids = tf.where(is_early, hypotheses.eos_id, hypotheses.pad_id)
+        return if_any(is_early, lambda: forbid_ids(logits, ids), logits)
 
 
 class ForbidUnknown(Constraint):
