@@ -101,11 +101,11 @@ def run_model(name: str, batches: dict[str, Array]) -> dict[str, Any]:
     model = keras.models.load_model(f"{name}.keras")
     source, target = batches["source"][:3], batches["target"][:3, :3]
     inputs = {"source": source, "target": target}
-    weights = compiled(model.attentions)(inputs).values()
-    sums = [keras.ops.convert_to_numpy(each).sum(axis=-1).ravel() for each in weights]
+    logits, weights = compiled(lambda x: (model(x), model.attentions(x)))(inputs)
+    sums = [keras.ops.convert_to_numpy(each).sum(axis=-1).ravel() for each in weights.values()]
     results = {
         "attention_sums": np.concatenate(sums),
-        "call": keras.ops.convert_to_numpy(compiled(model)(inputs)),
+        "call": keras.ops.convert_to_numpy(logits),
         "growing": steps(model, source, target, None),
         "fixed": steps(model, source, target, target.shape[1] + 2),
     }
