@@ -209,6 +209,8 @@ def call(monkeypatch, capsys):
                 print(code, file=sys.stderr)
                 code = 1
         finally:
+            if file is not stdin:
+                file.close()
             # A command defines its flags when it is imported.
             sys.modules.pop(f"keras_transformer.commands.{pathlib.Path(script).stem}", None)
             for name in set(flags.FLAGS) - others:

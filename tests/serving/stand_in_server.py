@@ -34,6 +34,10 @@ def main() -> None:
     parser.add_argument("--batching_parameters_file", type=argparse.FileType())
     parser.add_argument("--grpc_max_threads", type=int, default=8)
     parser.add_argument("--rest_api_num_threads", type=int)
+    parser.add_argument("--rest_api_timeout_in_ms", type=int)
+    parser.add_argument("--model_config_file_poll_wait_seconds", type=float)
+    parser.add_argument("--allow_version_labels_for_unavailable_models", action="store_true")
+    parser.add_argument("--monitoring_config_file", type=argparse.FileType())
     parser.add_argument("--tensorflow_session_config_file", type=pathlib.Path)
     # 0 is as many threads as cores. The server writes them over those of the session's file.
     parser.add_argument("--tensorflow_intra_op_parallelism", type=int, default=0)
