@@ -269,7 +269,8 @@ def _program(model: Any, function: Any, is_compiled: bool) -> Any:
     """Returns `function(model, ...)` as a function of the rest, compiled if the model uses XLA.
 
     It is traced once for all batches of a data set, and compiled once for each shape. Several
-    replicas synchronize outside of their programs.
+    replicas synchronize outside of their programs. A replica has one program: of `_update` where it
+    is alone, else of `_gradients`.
     """
 
     def call(*data: Any) -> Any:
