@@ -19,8 +19,9 @@ toolkits pairs of similar length share a batch:
    takes every W-th of many short pieces of the corpus, so it is a sample of the whole.
 
 How many batches a window has depends on lengths, weights, `max_shapes` and the bounds of a batch
-alone: it is the same in every epoch and for any number of devices, but not with XLA and without. So a place in an epoch is found by adding up W
-numbers and planning one window of n pairs, O(W + n log n); nothing is replayed. Lengths count EOS.
+alone: it is the same in every epoch and for any number of devices, but not with XLA and without.
+So a place in an epoch is found by adding up W numbers and planning one window of n pairs,
+O(W + n log n); nothing is replayed. Lengths count EOS.
 
 Shapes: P corpora in W windows, C cells of the order, K buckets.
 """
