@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, one_line
 
 Array = npt.NDArray[Any]
 _T = TypeVar("_T")
@@ -214,9 +214,8 @@ def reading(path: pathlib.Path, kind: str, *errors: type[Exception]) -> Iterator
     try:
         yield
     except kinds as error:
-        reason = " ".join(str(error).split())[:300]
         raise InputError(
-            f"{path} is not {kind}, or a damaged one ({reason}); copy or download it again"
+            f"{path} is not {kind}, or a damaged one ({one_line(error)}); copy or download it again"
         ) from error
 
 
