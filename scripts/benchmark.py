@@ -63,8 +63,9 @@ _PRECISIONS = flags.DEFINE_list(
 _BATCHES = flags.DEFINE_list(
     "batch",
     None,
-    "What to train on: 128x16 is 128 rows of 16 random tokens a side, multi30k:2048 the corpus "
-    "in batches of 2,048 tokens. Default: 128x16, and for tiny multi30k:2048 and multi30k:8192.",
+    "What to train on or decode: 128x16 is 128 rows of 16 random tokens a side, multi30k:2048 the "
+    "corpus in batches of 2,048 tokens (train only). Default of train: 128x16, and for tiny "
+    "multi30k:2048 and multi30k:8192; of decode: 64x20 for tiny, 32x24 for other presets.",
 )
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of Multi30k, with train.en and train.de.")
 _VOCABULARY_SIZE = flags.DEFINE_integer(
@@ -127,7 +128,7 @@ def main(arguments: list[str]) -> None:
         )
     own = {
         "train": (_DEVICE, _PRECISIONS, _BATCHES, _DATA_DIR, _INPUT_PIPELINE),
-        "decode": (_DEVICE, _RUN_DIR, _CHECKPOINT, _SENTENCES),
+        "decode": (_DEVICE, _BATCHES, _RUN_DIR, _CHECKPOINT, _SENTENCES),
         "plan": (_PAIRS, _WHOLE_EPOCH),
         "layers": (_LENGTHS, _DIM, _WINDOW),
     }
@@ -175,6 +176,7 @@ def _train() -> None:
 
 
 def _decode() -> None:
+    batches = list(map(training.fixed_batch, _BATCHES.value or [""]))
     common.load_tensorflow()
     real = None  # read first, so that a wrong run is reported at once
     if _RUN_DIR.value is None or _SENTENCES.value is None:
@@ -186,9 +188,9 @@ def _decode() -> None:
         real = decoding.run_case(_RUN_DIR.value, _CHECKPOINT.value, _SENTENCES.value)
 
     def groups() -> Iterator[list[dict[str, Any]]]:
-        for preset in [*_PRESETS.value, "run"]:
-            size, path = _VOCABULARY_SIZE.value, _SENTENCES.value
-            case = real if preset == "run" else decoding.random_case(preset, size, path)
+        size, path = _VOCABULARY_SIZE.value, _SENTENCES.value
+        for preset, batch in [*itertools.product(_PRESETS.value, batches), ("run", None)]:
+            case = real if preset == "run" else decoding.random_case(preset, size, path, batch)
             if case is not None:
                 sentences, write = case
                 with tempfile.TemporaryDirectory() as folder:

@@ -52,12 +52,14 @@ _TOGETHER = {"commands": "commands", "inference": "serving", "serving": "serving
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Distributes folders that share fixtures, and else files."""
+    """Distributes folders that share fixtures, the tests of test_gpu.py, and else files."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
+            if "test_gpu" in file:  # XLA compiles each of its tests for a minute
+                return nodeid
             return _TOGETHER.get(pathlib.PurePath(file).parent.name, file)
 
     return Scheduling(config, log)
@@ -155,7 +157,8 @@ def free_ports():
 @pytest.fixture(scope="session")
 def run_python():
     """Runs Python in a fresh process that finds this package, and gives what it prints."""
-    found = {"PYTHONPATH": str(_SCRIPTS.parent), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    paths = filter(None, [str(_SCRIPTS.parent), os.environ.get("PYTHONPATH")])
+    found = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
     def run_python(*arguments, stdin=None, **environment):
         done = subprocess.run(

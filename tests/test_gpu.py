@@ -1,6 +1,6 @@
 """What a GPU computes, beside a CPU, bit for bit nowhere. This command runs all of it:
 
-    python -m pytest -n 0 -m gpu tests/test_gpu.py
+    python -m pytest -n 8 -m gpu tests/test_gpu.py
 
 With GPU_TESTS_ON=CPU the "GPU" is a CPU too, which tries the tests themselves.
 """
@@ -59,6 +59,19 @@ def batch():
     return {"source": source, "target": target}, labels
 
 
+def flat(weights):
+    return np.concatenate([weight.ravel() for weight in weights])
+
+
+def check_difference(mean, largest):
+    """Checks how far weights are apart that three updates moved by more than 0.005.
+
+    Adam divides gradients by their size: where one is near 0, rounding decides how a weight moves.
+    """
+    assert mean < 1e-6
+    assert largest < 1e-4
+
+
 def updates(device, kind, start, jit_compile, steps=3, precision="float32", **options):
     """Gives the model after some updates, and their losses."""
     with tf.device(f"/{device}:0"):
@@ -79,11 +92,9 @@ def test_updates_equal_those_of_the_cpu(kind, jit_compile, options):
     on_cpu, expected = updates("CPU", kind, start, False, **options)
     on_gpu, losses = updates(KIND, kind, start, jit_compile, **options)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    moved = 0.0
-    for before, cpu, gpu in zip(start, on_cpu.get_weights(), on_gpu.get_weights(), strict=True):
-        moved = max(moved, np.abs(cpu - before).max())
-        np.testing.assert_allclose(gpu, cpu, atol=1e-5)
-    assert moved > 0.005
+    before, cpu, gpu = map(flat, (start, on_cpu.get_weights(), on_gpu.get_weights()))
+    check_difference(np.abs(gpu - cpu).mean(), np.abs(gpu - cpu).max())
+    assert np.abs(cpu - before).max() > 0.005
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
@@ -122,7 +133,8 @@ for strategy, jit_compile in (("none", False), ("mirrored", False), ("mirrored",
     data = tf.data.Dataset.from_tensors(test_gpu.batch()).repeat()
     model.fit(data, steps_per_epoch=3, verbose=0)
     results.append(np.concatenate([weight.ravel() for weight in model.get_weights()]))
-    print(strategy.num_replicas_in_sync, np.abs(results[-1] - results[0]).max())
+    difference = np.abs(results[-1] - results[0])
+    print(strategy.num_replicas_in_sync, difference.mean(), difference.max())
 """
 
 
@@ -130,8 +142,9 @@ def test_two_devices_equal_one(run_python):
     folder = os.path.dirname(__file__)
     program = f"import sys; sys.path.insert(0, {folder!r})\n{TWO_DEVICES}"
     lines = [line.split() for line in run_python("-c", program, KIND).splitlines()]
-    assert [int(replicas) for replicas, _ in lines] == [1, 2, 2]
-    assert all(float(difference) < 1e-5 for _, difference in lines)
+    assert [int(replicas) for replicas, *_ in lines] == [1, 2, 2]
+    for _, *difference in lines:
+        check_difference(*map(float, difference))
 
 
 # A run that reads words backwards

@@ -90,6 +90,23 @@ def test_settings_and_malloc_of_the_user_are_kept(monkeypatch, name, value):
     assert keras_transformer.keep_freed_memory() is False
 
 
+def test_gpu_machine_compiles_without_trials_and_with_a_heap_for_each_thread(monkeypatch, tmp_path):
+    for name in ("TF_FORCE_GPU_ALLOW_GROWTH", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_dump_to=dump")
+    monkeypatch.setattr(host.ctypes, "CDLL", None)  # not even loaded
+    monkeypatch.setattr(host, "NVIDIA_DRIVER", tmp_path)
+    host.set_up_gpu()
+    expected = "--xla_gpu_autotune_level=4 --xla_dump_to=dump --xla_gpu_enable_triton_gemm=false"
+    assert os.environ["XLA_FLAGS"] == expected
+    assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    assert keras_transformer.keep_freed_memory() is False
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    host.set_up_gpu()
+    assert os.environ["XLA_FLAGS"] == ""
+
+
 def test_keep_freed_memory_without_glibc_does_nothing(monkeypatch):
     def missing(name):
         raise OSError(f"{name} does not exist")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from keras_transformer.errors import InputError, check_backend, needs_extra
-from keras_transformer.host import keep_freed_memory
+from keras_transformer.host import keep_freed_memory, set_up_gpu
 from keras_transformer.paragraphs import SplitParagraphs
 
 if TYPE_CHECKING:
@@ -38,8 +38,7 @@ def load_tensorflow(*, one_dnn: bool = True, with_keras: bool = True) -> bool:
         check_backend()  # first, since PyTorch crashes when it is imported after TensorFlow
     keeps_memory = keep_freed_memory()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # Otherwise a command takes all of a GPU's memory, and no other runs beside it.
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    set_up_gpu()
     if not one_dnn:
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     saved = os.dup(2)

@@ -51,7 +51,7 @@ class TokenWeightedModel(keras.Model):
         uses_xla: whether XLA compiles the update.
         flops_metric: a metric or None; its `update_state` gets the ids of each batch, source and
             labels.
-        bad_steps, bad_steps_in_a_row: int32 variables (TensorFlow): the updates skipped since
+        bad_steps, bad_steps_in_a_row: int64 variables (TensorFlow): the updates skipped since
             `compile`, and since the last update that was not skipped.
     """
 
@@ -212,9 +212,11 @@ class TokenWeightedModel(keras.Model):
 
 
 def _counter(name: str) -> Any:
-    # Not a Keras variable: it is a weight neither of the model nor of the optimizer.
+    # Not a Keras variable: it is a weight neither of the model nor of the optimizer. TensorFlow has
+    # int32 variables on the host, where a program of XLA on a GPU cannot reach them.
     return tf.Variable(
         0,
+        dtype=tf.int64,
         trainable=False,
         synchronization=tf.VariableSynchronization.ON_READ,
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -416,8 +418,9 @@ def _sum_and_clip(model: Any, gradients: list[Tensor]) -> tuple[list[Tensor], Te
 
 def _apply_if(is_good: Tensor, model: Any, gradients: list[Tensor | None]) -> None:
     """Has the optimizer update, or skips and counts the update."""
-    model.bad_steps.assign_add(tf.cast(~is_good, tf.int32))
-    model.bad_steps_in_a_row.assign(tf.where(is_good, 0, model.bad_steps_in_a_row + 1))
+    model.bad_steps.assign_add(tf.cast(~is_good, tf.int64))
+    in_a_row = model.bad_steps_in_a_row
+    in_a_row.assign(tf.where(is_good, tf.zeros_like(in_a_row), in_a_row + 1))
 
     def update(gradients: list[Tensor | None]) -> None:
         model.optimizer.apply_gradients(zip(gradients, model.trainable_weights, strict=True))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_transformer.data import Batch, TokenizedCorpus, to_dataset
 from keras_transformer.errors import InputError, check_choice, one_line, writing
-from keras_transformer.host import NVIDIA_DRIVER, has_bfloat16
+from keras_transformer.host import has_bfloat16, may_use_gpu
 
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
 
@@ -94,8 +94,7 @@ def describe_devices(strategy: tf.distribute.Strategy) -> str:
 
 def why_no_gpu() -> str:
     """Returns a line to show where an NVIDIA driver is, but TensorFlow sees no GPU; else ""."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if hidden or not NVIDIA_DRIVER.exists() or tf.config.list_physical_devices("GPU"):
+    if not may_use_gpu() or tf.config.list_physical_devices("GPU"):
         return ""
     reason = "does not find its CUDA libraries"
     if not tf.test.is_built_with_cuda():

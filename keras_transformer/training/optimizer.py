@@ -67,13 +67,16 @@ def compile_shapes(model: Seq2SeqModel, shapes: Sequence[BatchShape], show: bool
     strategy = model.distribute_strategy
     ids = tf.TensorSpec([None, None], tf.int32)
 
-    @tf.function(input_signature=[ids, ids], autograph=False)
-    def rehearse(source: tf.Tensor, target: tf.Tensor) -> None:
-        strategy.run(model.rehearse, args=(({"source": source, "target": target}, target),))
+    @tf.function(input_signature=[ids, ids, tf.TensorSpec([], tf.bool)], autograph=False)
+    def rehearse(source: tf.Tensor, target: tf.Tensor, runs: tf.Tensor) -> None:
+        data = {"source": source, "target": target}, target
+        tf.cond(runs, lambda: strategy.run(model.rehearse, args=(data,)), lambda: None)
+
+    def call_with(rows: int, lengths: Sequence[int], runs: bool = True) -> None:
+        rehearse(*(tf.zeros([rows, length], tf.int32) for length in lengths), runs)
 
     def compile_shape(shape: BatchShape) -> None:
-        rows = -(-shape.rows // strategy.num_replicas_in_sync)
-        rehearse(*(tf.zeros([rows, length], tf.int32) for length in shape[1:]))
+        call_with(-(-shape.rows // strategy.num_replicas_in_sync), shape[1:])
 
     def report(count: int) -> None:
         if show:
@@ -83,7 +86,9 @@ def compile_shapes(model: Seq2SeqModel, shapes: Sequence[BatchShape], show: bool
     variables = [*model.variables, *model.optimizer.variables]
     variables += [model.bad_steps, model.bad_steps_in_a_row]
     values = [variable.numpy() for variable in variables]
-    rehearse.get_concrete_function()  # threads would trace it at the same time
+    # TensorFlow prepares the function at its first call. Each thread would do that for itself, and
+    # wait for the others: 8 threads took 40 s on a GPU machine.
+    call_with(1, [1, 1], runs=False)
     with concurrent.futures.ThreadPoolExecutor(num_cores()) as pool:
         futures = [pool.submit(compile_shape, shape) for shape in shapes]
         for count, future in enumerate(concurrent.futures.as_completed(futures), start=1):

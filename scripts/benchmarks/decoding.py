@@ -136,7 +136,10 @@ class Sentences:
 
 
 def random_case(
-    preset: str, vocabulary_size: int | None = None, path: str | None = None
+    preset: str,
+    vocabulary_size: int | None = None,
+    path: str | None = None,
+    batch: tuple[int, int] | None = None,
 ) -> tuple[Sentences, Write]:
     """Returns random sentences and what writes a model with random weights.
 
@@ -144,10 +147,12 @@ def random_case(
         preset: of the model; see `preset_size`.
         vocabulary_size: of the model, if it is not to be that of the preset's table.
         path: of a test set, whose lines in words are the lengths of a Transformer's sentences.
+        batch: sentences of a batch, and their length, if they are not to be those of the table.
     """
     from keras_transformer.models import Transformer
 
     default_size, length, batch_size = _FORCED[preset_size(preset)]
+    batch_size, length = batch or (batch_size, length)
     model, vocabulary = random_model(preset, vocabulary_size or default_size)
     name, lengths = f"{length} forced", [length]
     if path is not None and isinstance(model, Transformer):
@@ -266,7 +271,8 @@ class Team:
 
     Attributes:
         case: its part of a row.
-        greeting: with the version, and how long the slowest worker took to load the model.
+        version: of the engine.
+        load_seconds: how long its slowest worker took to load the model.
         first_seconds: how long its slowest first batch took, compilation included.
         translations: of the sentences.
     """
@@ -277,23 +283,30 @@ class Team:
         # CTranslate2 has its own workers, of ours each is a process.
         self._at_once = workers if engine.startswith("ctranslate2") else 1
         self._num_processes = workers // self._at_once
-        job = {"engine": engine, "device": device, "model": model, "sentences": sentences,
-               "at_once": self._at_once, "threads": threads}  # fmt: skip
+        self._job = {"engine": engine, "device": device, "model": model, "sentences": sentences,
+                     "at_once": self._at_once, "threads": threads}  # fmt: skip
         self.case: dict[str, Any] = {"engine": engine, "device": device, "workers": workers,
                      "threads": threads, "setting": f"{workers}x{threads}"}  # fmt: skip
-        self._engine = Engine("decoding", job, ENGINES[engine], self._num_processes)
-        self.version: str = self._engine.greetings[0]["version"]
-        self.load_seconds = max(each["load_seconds"] for each in self._engine.greetings)
-        self.first_seconds = 0.0
+        self.version, self.load_seconds, self.first_seconds = "", 0.0, 0.0
         self.translations: list[list[int]] = []
-        self.close = self._engine.close
+        self.close = lambda: None  # no process runs yet
 
-    def warm_up(self, sentences: Sentences) -> None:
-        """Translates every shape of batch once in every worker."""
+    def start(self, sentences: Sentences) -> None:
+        """Starts the workers, and translates every shape of batch once in each."""
+        engine = self.case["engine"]
+        self._engine = Engine("decoding", self._job, ENGINES[engine], self._num_processes)
+        self.close = self._engine.close
         batches, self._lengths = sentences.batches(), list(map(len, sentences.ids))
+        self.version, self.load_seconds = (
+            max(greeting[name] for greeting in self._engine.greetings)
+            for name in ("version", "load_seconds")
+        )
         first = self._engine.run(*[self._request(batches, with_ids=True)] * self._num_processes)
         self.first_seconds = max(first["latencies"][:: len(batches)])
         self.translations = first["ids"][: len(first["ids"]) // self._num_processes]
+        lengths = list(map(len, self.translations))
+        if sentences.forced and lengths != self._lengths:
+            raise RuntimeError(f"{engine} gave {lengths} tokens where {self._lengths} were forced")
         for again in (batches * self._at_once, sentences.one_of_each_length()):
             self._engine.run(*[self._request(again)] * self._num_processes)
 
@@ -346,12 +359,9 @@ def measure(
         settings = {(1, cores), (cores, 1)} if device == "cpu" else {(1, cores)}
         for (workers, threads), engine in itertools.product(sorted(settings), models):
             teams.append(Team(engine, device, models[engine], str(path), workers, threads))
-            teams[-1].warm_up(sentences)
-            lengths, forced = (
-                list(map(len, ids)) for ids in (teams[-1].translations, sentences.ids)
-            )
-            if sentences.forced and lengths != forced:
-                raise RuntimeError(f"{engine} gave {lengths} tokens where {forced} were forced")
+        # Compilation for a GPU takes a minute of one core.
+        with ThreadPoolExecutor(1 if device == "cpu" else len(teams)) as pool:
+            list(pool.map(lambda team: team.start(sentences), teams))
         results = _take_turns(teams, sentences, rounds, round_seconds)
     finally:
         for team in teams:

@@ -5,6 +5,7 @@ minute of the machine slows all of them. A process answers each line of JSON tha
 another line; in between it sleeps.
 """
 
+import functools
 import json
 import math
 import os
@@ -39,9 +40,6 @@ class Engine:
         job: what they do, as JSON has it; on which "device", the CPU by default.
         environment: variables that they need from the start.
         processes: how many.
-
-    Attributes:
-        greetings: what each said when it was ready.
     """
 
     def __init__(
@@ -69,15 +67,15 @@ class Engine:
             )
             for _ in range(processes)
         ]
-        try:
-            self.greetings = list(map(self._answer, self._processes))
-        except BaseException:
-            self.close()
-            raise
+
+    @functools.cached_property
+    def greetings(self) -> list[dict[str, Any]]:
+        """What each process says when it is ready; waits until they are."""
+        return list(map(self._answer, self._processes))
 
     def run(self, *requests: Any) -> Turn:
         """Sends each of the first processes a request, and adds up what they answer."""
-        asked = self._processes[: len(requests)]
+        asked = self._processes[: len(requests)] if self.greetings else []
         for process, request in zip(asked, requests, strict=True):
             print(json.dumps(request), file=process.stdin, flush=True)
         answers = list(map(self._answer, asked))

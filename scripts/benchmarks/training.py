@@ -6,6 +6,7 @@ clock starts every engine has seen a batch of each shape.
 """
 
 import collections
+import concurrent.futures
 import functools
 import importlib.util
 import itertools
@@ -68,7 +69,9 @@ def jobs(
     rivals: list[str] = []
     if architecture == "transformer" and importlib.util.find_spec("torch"):
         can_compile = shutil.which("g++") or shutil.which("c++")
-        rivals = [name for name in _PYTORCH if name != "pytorch_compiled" or can_compile]
+        useless = {"pytorch_kept"} if device == "gpu" else set()  # it keeps memory of the host
+        useless |= set() if can_compile else {"pytorch_compiled"}
+        rivals = [name for name in _PYTORCH if name not in useless]
     engines = list(itertools.product(["ours", *rivals], precisions))
     if is_real(batch) and input_pipeline:
         engines.append(("input_pipeline", "-"))
@@ -89,6 +92,13 @@ def parse_batch(text: str) -> tuple[int, int]:
         f"a batch must be rows x length, such as 128x16, or multi30k, or multi30k:8192 for "
         f"other batch_tokens, got {text!r}"
     )
+
+
+def fixed_batch(text: str) -> tuple[int, int] | None:
+    """Returns the rows and length of a fixed batch; None for empty text."""
+    if text and is_real(text):
+        raise InputError(f"decode takes batches of rows x length, such as 64x32, got {text!r}")
+    return parse_batch(text) if text else None
 
 
 def batch_name(text: str) -> str:
@@ -138,9 +148,8 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
     try:
         for job in jobs:
             engines.append(Engine(ENGINES[job["engine"]], job, {}))
-        for engine in engines:
-            engine.run(engine.greetings[0]["shapes"])
-            engine.run(_WARM_UP_STEPS)
+        with concurrent.futures.ThreadPoolExecutor() as pool:  # since compilation takes long
+            list(pool.map(_warm_up, engines))
         times = [engine.run(_WARM_UP_STEPS)["latencies"][0] for engine in engines]
         trains = [job["engine"] != "input_pipeline" for job in jobs]
         slowest = max(itertools.compress(times, trains))
@@ -171,6 +180,12 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
             compiled=sum(turn["compiled"] for turn in turns),
             version=engine.greetings[0]["version"],
         )
+
+
+def _warm_up(engine: Engine) -> None:
+    """Has an engine see a batch of each shape, and then some more."""
+    engine.run(engine.greetings[0]["shapes"])
+    engine.run(_WARM_UP_STEPS)
 
 
 def report_steps(channel: Channel, tokens: int, steps: int, compiled: int = 0) -> None:

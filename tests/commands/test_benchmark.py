@@ -102,7 +102,8 @@ def test_layers_measure_table_1(measure, monkeypatch):
         (["train", "--batch=128"], ["rows x length, such as 128x16", "'128'"]),
         (["plan", "--device=cpu"], ["--device cannot be combined with plan; remove the flag"]),
         (["train", "--device=gpu"], ["--device=gpu needs an NVIDIA driver"]),
-        (["decode", "--batch=128x16"], ["--batch cannot be combined with decode; remove the flag"]),
+        (["plan", "--batch=128x16"], ["--batch cannot be combined with plan; remove the flag"]),
+        (["decode", "--batch=multi30k"], ["rows x length, such as 64x32, got 'multi30k'"]),
         (["layers", "--window=4"], ["--window must be odd and at least 3, got 4"]),
     ],
 )

@@ -6,6 +6,7 @@ import types
 import pytest
 import tensorflow as tf
 
+from keras_transformer import host
 from keras_transformer.errors import InputError
 from keras_transformer.training import distribution as module
 from keras_transformer.training.distribution import (
@@ -117,7 +118,7 @@ def test_devices_are_named_and_a_driver_without_a_gpu_is_reported(
     gpus, monkeypatch, tmp_path, driver, capabilities, hidden, reported
 ):
     gpus(*capabilities)
-    monkeypatch.setattr(module, "NVIDIA_DRIVER", tmp_path / driver)
+    monkeypatch.setattr(host, "NVIDIA_DRIVER", tmp_path / driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)

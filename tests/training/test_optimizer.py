@@ -95,6 +95,22 @@ def test_each_optimizer_resumes_exactly_and_skips_nan_updates(tmp_path, name):
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_updates_have_no_variable_that_is_kept_on_the_host():
+    """TensorFlow has int32 variables in the memory of the CPU, where XLA on a GPU cannot write."""
+    training = tiny_run.training_config(precision="mixed_float16")
+    model = build_model(tiny_run.model_config(), dtype=training.precision)
+    compile_for_training(model, training, jit_compile=True)
+    average = WeightAverage(model, 0.9)
+    ids = np.full([2, 3], 5, "int32")
+    model.train_on_batch({"source": ids, "target": ids}, ids)
+    average.update(1)
+    (program,) = model._programs.of_replica.values()
+    (graph,) = program._list_all_concrete_functions()
+    assert any(each is model.bad_steps for each in graph.variables)
+    variables = [*graph.variables, *average.variables.values()]
+    assert {each.dtype for each in variables} <= {tf.float32, tf.float64, tf.int64}
+
+
 def test_schedules_share_their_peak_and_decay():
     def rates(**changes):
         model = compiled(warmup_steps=10, train_steps=100, **changes)
