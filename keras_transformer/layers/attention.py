@@ -6,7 +6,8 @@ token of each hypothesis, and finds keys and values of the earlier tokens in a c
 `kv_cache.py`.
 
 Shapes: B batch, T queries, S keys, D model dimension, H heads, K key dimension of a head,
-U value dimension of a head; while decoding, W hypotheses a sentence and t tokens read so far.
+U value dimension of a head; while decoding, W hypotheses a sentence, whose newest tokens take the
+place of the T queries, and t tokens read so far.
 """
 
 from typing import Any, Literal

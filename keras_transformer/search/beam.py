@@ -161,7 +161,8 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     else:
         # A log-probability, at most 0, only falls, and the coverage penalty is at most 0, so a
         # score to come is at most the log-probability divided by the largest length penalty: that
-        # of one more token and EOS, or of the longest translation, by the sign of alpha.
+        # of the shortest translation or of the longest, by the sign of alpha. A hypothesis that
+        # stays open has time + 1 tokens now, and time + 2 with EOS at the soonest.
         largest_penalty = tf.gather(inputs.largest_penalties, state.time + 2, axis=1)  # [B, 1]
         is_open = log_probs[:, :1] / largest_penalty > worst
 

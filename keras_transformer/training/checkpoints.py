@@ -297,8 +297,10 @@ class Checkpoints:
 
         def read(name: str) -> None:
             parts = [contents]
-            if "optimizer" not in self._names(name):  # what the run starts from
-                groups = contents.keys() & {"weights", "average_weights"} if not frozen else ()
+            if "optimizer" not in self._names(name):
+                # Weights only, which the run starts from: they are those of the moving average
+                # too. With LoRA they are frozen, and have been read above.
+                groups = () if frozen else contents.keys() & {"weights", "average_weights"}
                 parts = [{"weights": contents[group]} for group in groups]
             for part in parts:
                 self._read(name, part, contents["weights"])

@@ -223,7 +223,7 @@ class RunDirectory:
         with self._config() as values:
             return RunConfigs.from_dict(values)
 
-    def continue_with(self, asked: RunConfigs) -> None:
+    def continue_with(self, changed: RunConfigs) -> None:
         """Checks that configurations fit this run, and saves the settings that changed.
 
         As long as the run has no checkpoint, everything about training may change.
@@ -233,16 +233,16 @@ class RunDirectory:
                 process trains the run; or the directory cannot be written.
         """
         configs = self.configs()
-        asked = asked._replace(training=self.resolved(asked.training))
-        has_checkpoint = any(self.checkpoints().steps())
-        if found := configs.differences(asked, has_checkpoint=has_checkpoint):
+        changed = changed._replace(training=self.resolved(changed.training))
+        has_checkpoint = any(self.checkpoints().steps())  # not only step-0, a start
+        if found := configs.differences(changed, has_checkpoint=has_checkpoint):
             advice = "remove these options to resume it, or give another --run_dir"
-            if asked.training.batch_tokens < configs.training.batch_tokens:
+            if changed.training.batch_tokens < configs.training.batch_tokens:
                 advice += "; --accumulation_steps needs less memory and may change"
             raise InputError(
                 f"run directory {self.path} holds another run: {'; '.join(found)}; {advice}"
             )
-        last, train_steps = max(self.checkpoints().steps(), default=0), asked.training.train_steps
+        last, train_steps = max(self.checkpoints().steps(), default=0), changed.training.train_steps
         if train_steps != configs.training.train_steps and train_steps < last:
             raise InputError(
                 f"train_steps is {train_steps:,}, and the run in {self.path} is at step {last:,} "
@@ -251,12 +251,12 @@ class RunDirectory:
         with self.lock():
             before, after = (
                 (each.training.average_last, each.training.average_best)
-                for each in (configs, asked)
+                for each in (configs, changed)
             )
             checkpoints = self.checkpoints()
             if before != after and checkpoints.to_average(*after):
                 checkpoints.drop(AVERAGE)  # made again when the run comes to its end
-            self._write_config(asked, self._fingerprints())
+            self._write_config(changed, self._fingerprints())
 
     def change(self, **options: Any) -> None:
         """Changes settings of the run by name; raises as `continue_with` does.

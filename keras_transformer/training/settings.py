@@ -114,8 +114,8 @@ class RunConfigs(NamedTuple):
             sizes["target_vocabulary_size"] = target
         return self._replace(model=self.model.replace(**sizes))
 
-    def differences(self, asked: "RunConfigs", *, has_checkpoint: bool) -> list[str]:
-        """Describes each setting of `asked` that differs, and that the run can no longer change.
+    def differences(self, changed: "RunConfigs", *, has_checkpoint: bool) -> list[str]:
+        """Describes each setting of `changed` that differs, and that the run can no longer change.
 
         Before the first checkpoint everything about training may change: nothing is lost then.
         """
@@ -129,7 +129,7 @@ class RunConfigs(NamedTuple):
         before = self._flat()  # another architecture or task has other fields
         return [
             f"{name} is {before.get(name)!r} there and {value!r} here"
-            for name, value in asked._flat().items()
+            for name, value in changed._flat().items()
             if name not in may_change and not _are_same(name, value, before.get(name))
         ]
 
