@@ -64,19 +64,25 @@ def combine_masks(
     """Returns one bias, which broadcasts to [B, H, T, S], of all that hides keys; None of nothing.
 
     Args:
-        keys: [B, S, D], the sequence attended to.
+        keys: [B, S, D], the sequence attended to, or its `KeysValues`.
         mask: bool [B, S], True at real tokens; None for the Keras mask of `keys`.
         attention_mask: bool, True where a query may attend: [T, S], [B, T, S] or [B, H, T, S], any
             dimension may be 1.
         use_causal_mask: whether to hide later positions.
 
     Raises:
-        InputError: a mask is a float bias.
+        InputError: a mask is a float bias, or `mask` is not [B, S].
     """
     if mask is None:
         mask = keras_mask(keys)
     masks = []
     if mask is not None:
+        shape, expected = tuple(mask.shape), tuple(getattr(keys, "shape", (None, None)))[:2]
+        if len(shape) != 2 or (shape[1] != expected[1] and None not in (shape[1], expected[1])):
+            raise InputError(
+                f"the mask of a sequence must be [B, S], here {expected}, got {shape}; a mask of "
+                "pairs is an attention_mask"
+            )
         masks.append(ops.expand_dims(as_bool(mask, "mask"), (1, 2)))
     if attention_mask is not None:
         pairs = as_bool(attention_mask, "attention_mask")

@@ -354,6 +354,14 @@ def test_dropout_is_off_unless_training(case):
             "^mask must be boolean, True where a query may attend, got",
         ),
         (
+            lambda: SelfAttention(**ATTENTION)(X, mask=IDS[:, :-1] != 0),
+            r"the mask of a sequence must be \[B, S\], here \(",
+        ),
+        (
+            lambda: CrossAttention(**ATTENTION)(X, X, memory_mask=IDS[:, None] != 0),
+            r"the mask of a sequence must be \[B, S\], here \(",
+        ),
+        (
             lambda: MultiHeadAttention(H, 4, use_gate=True).empty_kv_cache(B),
             "`step` does not support use_gate=True; make the layer",
         ),
