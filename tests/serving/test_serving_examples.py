@@ -49,10 +49,8 @@ def test_image_has_the_documented_flags_and_files(server_files):
     )
     image, *documented = line[line.index("tensorflow/serving:") :].split()
     assert set(flags) <= set(documented)
-    assert set(documented) - set(flags) == {  # which are for folders that change
-        "--model_config_file_poll_wait_seconds=60",
-        "--allow_version_labels_for_unavailable_models",
-    }
+    only_for_folders_that_change = {"--model_config_file_poll_wait_seconds=60"}
+    assert set(documented) - set(flags) == only_for_folders_that_change
     for path in re.findall(rf"=/models/{_NAME}/(\S+?)\"", text):
         assert (server_files / path).is_file()
     assert f'base_path: "/models/{_NAME}"' in (server_files / "models.config").read_text()
