@@ -94,9 +94,20 @@ def run_command(name: str, argv: list[str], example: str) -> None:
 
 
 def _with_flag_files(arguments: list[str]) -> list[str]:
-    """Returns arguments with the flags in the files of --flagfile in its place."""
+    """Returns arguments with the flags in the files of --flagfile before all others.
+
+    Of a flag that is given twice the last counts: the command's own.
+    """
+    files: list[str] = []
+    others = list(arguments)
+    for number in reversed(range(len(others))):
+        if others[number].startswith(("--flagfile=", "-flagfile=")):
+            files.insert(0, others.pop(number))
+        elif others[number] in ("--flagfile", "-flagfile"):
+            files[:0] = others[number : number + 2]
+            del others[number : number + 2]
     try:
-        found: list[str] = flags.FLAGS.read_flags_from_files(arguments, force_gnu=False)
+        found: list[str] = flags.FLAGS.read_flags_from_files(files + others, force_gnu=False)
     except flags.Error as error:
         cause = getattr(error.__context__, "strerror", None) or error
         raise InputError(f"--flagfile cannot be read: {cause}; give a file of flags") from error

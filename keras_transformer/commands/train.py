@@ -50,7 +50,7 @@ _PRINT_FLAGS = flags.DEFINE_boolean(
     "print_flags",
     False,
     "Print the settings of the run, or of a new one, as flags and exit; a file of them can be "
-    "given to train another run, as in --flagfile=mine.flags.",
+    "given to train another run, as in --flagfile=mine.flags --seed=2; flags beside it count more.",
 )
 _STRATEGY = flags.DEFINE_enum(
     "strategy",
@@ -184,11 +184,16 @@ def main(arguments: list[str]) -> None:
     if worker.is_chief:
         from keras_transformer.training.metrics import cost_summary, read_metrics
 
-        for line in cost_summary(read_metrics(run.metrics_path)[-1], run.configs().training):
+        training = run.configs().training
+        for line in cost_summary(read_metrics(run.metrics_path)[-1], training):
             print(line)
         if reason := _early_stop(run):
             print(reason)
-        print(f"The checkpoints, and their average, are in {run.path / 'checkpoints'}.")
+        averaged = run.checkpoints().to_average(training.average_last, training.average_best)
+        print(
+            f"The checkpoints, and the average of {len(averaged)} of them, are in "
+            f"{run.path / 'checkpoints'}."
+        )
 
 
 def _early_stop(run: "RunDirectory") -> str:

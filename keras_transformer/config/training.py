@@ -46,12 +46,12 @@ class TrainingConfig(JsonConfig):
     accumulation_steps: int = option(
         1,
         "Split each batch into this many parts to save memory; the update is that of the whole "
-        "batch.",
+        "batch, which does not grow.",
         minimum=1,
         may_change="always",
     )
     clip_norm: float | None = option(
-        None, "Largest global norm of a gradient. Default: no clipping.", above=0
+        None, "Largest global norm of an update's gradient. Default: no clipping.", above=0
     )
     weight_decay: float = option(
         0.0,
@@ -90,7 +90,7 @@ class TrainingConfig(JsonConfig):
     )
     average_last: int = option(
         5,
-        "Newest checkpoints whose weights are averaged at the end (6.1).",
+        "Newest checkpoints that are averaged at the end (6.1); fewer if there are not as many.",
         minimum=1,
         may_change="always",
     )

@@ -88,8 +88,9 @@ def test_printed_flags_make_the_same_run(call, copy, tmp_path):
     again = call("train.py", f"--run_dir={copy}", f"--flagfile={tmp_path}/flags")
     assert (again.code, again.err) == (0, "")
     assert "Nothing to do" in again.out
-    result = call("train.py", f"--flagfile={tmp_path}/flags", f"--run_dir={copy}", "--seed=7")
-    assert "seed is 1 there and 7 here" in result.err  # later flags win
+    given = f"--flagfile={tmp_path}/flags", "--seed=7", f"--run_dir={copy}"
+    for order in (given, reversed(given)):  # the flags of the command count, not those of the file
+        assert "seed is 1 there and 7 here" in call("train.py", *order).err
 
 
 @pytest.mark.slow
