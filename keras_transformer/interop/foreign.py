@@ -31,6 +31,7 @@ from keras_transformer.text import Vocabulary
 # can be trained further with label smoothing.
 _UNUSED_BIAS = -100.0
 _MAX_LAYERS = 1_000
+_ROWS_AT_ONCE = 8_192
 
 
 class ImportOptions(NamedTuple):
@@ -157,9 +158,9 @@ class ForeignModel:
         self.tensors.check_all_used()
 
     def _fill_tables(self, model: Any) -> None:
-        model.source_embedding.table.assign(_our_rows(self.source_table, self.source))
+        _fill_table(model.source_embedding.table, self.source_table, self.source)
         if model.target_embedding is not model.source_embedding:
-            model.target_embedding.table.assign(_our_rows(self.target_table, self.target))
+            _fill_table(model.target_embedding.table, self.target_table, self.target)
         if model.projection is not None:
             model.projection.kernel.assign(_our_rows(self.projection, self.target).T)
         bias = self.output_bias
@@ -274,17 +275,26 @@ def transformer_parts(model: Any) -> Iterator[Part]:
         yield Part("decoder", 0, ("embedding.norm",), model.target_norm)
 
 
-def _our_rows(table: Array, symbols: Symbols, missing: float = 0.0) -> Array:
-    """Returns the rows of a matrix or bias in our order, with a constant where there is none."""
+def _fill_table(variable: Any, table: Array, symbols: Symbols) -> None:
+    """Sets a table to rows in our order, some at a time: of a whole one there would be copies."""
+    for start in range(0, len(symbols.order), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        variable.value[rows].assign(_our_rows(table, symbols, rows=rows))
+
+
+def _our_rows(
+    table: Array, symbols: Symbols, missing: float = 0.0, rows: slice = slice(None)
+) -> Array:
+    """Returns rows of a matrix or bias in our order, with a constant where there is none."""
     if len(table) != len(symbols.tokens):
         raise InputError(
             f"the model has {len(table):,} tokens and its vocabulary {len(symbols.tokens):,}; give "
             "the vocabulary that it was trained with"
         )
-    order = symbols.order
-    rows = table[[0 if id_ is None else id_ for id_ in order]].astype(np.float32, copy=False)
-    rows[[id_ is None for id_ in order]] = missing
-    return rows
+    order = symbols.order[rows]
+    found = table[[0 if id_ is None else id_ for id_ in order]].astype(np.float32, copy=False)
+    found[[id_ is None for id_ in order]] = missing
+    return found
 
 
 # What exports have in common.

@@ -255,9 +255,9 @@ def _files(
 
 def _read_npz(path: pathlib.Path) -> dict[str, Array]:
     """Returns the arrays of an .npz file by name, the model's options among them."""
-    content = map_file(path)
+    map_file(path)
     with reading(path, "an .npz file", SyntaxError):  # the header of an array is a Python literal
-        archive = open_zip(content)
+        archive = open_zip(path)
         arrays = {
             name.removesuffix(".npy"): _read_array(archive.read(name))
             for name in archive.namelist()

@@ -13,7 +13,7 @@ import pathlib
 import pickletools
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import ml_dtypes
 import numpy as np
@@ -59,7 +59,7 @@ def read_pytorch(path: pathlib.Path) -> Any:
     """Returns the object in a file: containers, plain values, `Tensor` and `Record`."""
     content = map_file(path)
     with reading(path, _KIND):
-        return _read_zip(content) if bytes(content[:2]) == b"PK" else _read_legacy(content)
+        return _read_zip(path) if bytes(content[:2]) == b"PK" else _read_legacy(content)
 
 
 def state_tensors(state: Any, path: pathlib.Path) -> Tensors:
@@ -79,8 +79,8 @@ def state_tensors(state: Any, path: pathlib.Path) -> Tensors:
     return Tensors(arrays, str(path))
 
 
-def _read_zip(content: memoryview) -> Any:
-    archive = open_zip(content)
+def _read_zip(path: pathlib.Path) -> Any:
+    archive = open_zip(path)
     pickles = [name for name in archive.namelist() if name.endswith("data.pkl")]
     _require(len(pickles) == 1, f"it has {len(pickles)} files data.pkl")
     folder = pickles[0].removesuffix("data.pkl")
@@ -96,24 +96,26 @@ def _read_zip(content: memoryview) -> Any:
             return data
         return np.frombuffer(data, f"u{storage.dtype.itemsize}").byteswap().tobytes()
 
-    return _PickleMachine(read).run(io.BytesIO(archive.read(pickles[0])))
+    content = archive.read(pickles[0])
+    return _PickleMachine(read).run(io.BytesIO(content), len(content))
 
 
 def _read_legacy(content: memoryview) -> Any:
-    file = io.BytesIO(content)
-    data: dict[str, bytes] = {}
+    file, size = cast(IO[bytes], content.obj), len(content)  # an mmap
+    data: dict[str, memoryview] = {}
     machine = _PickleMachine(lambda storage: data[storage.key])
-    _require(machine.run(file) == _LEGACY_MAGIC, "it does not begin as PyTorch's files do")
-    _, system = machine.run(file), machine.run(file)  # protocol version, system
+    _require(machine.run(file, size) == _LEGACY_MAGIC, "it does not begin as PyTorch's files do")
+    _, system = machine.run(file, size), machine.run(file, size)  # protocol version, system
     _require(isinstance(system, dict) and system.get("little_endian"), "it is not little-endian")
-    result, keys = machine.run(file), machine.run(file)
+    result, keys = machine.run(file, size), machine.run(file, size)
     _require(isinstance(keys, list), "it has no list of storages")
     for key in keys:
         _require(isinstance(key, str) and key in machine.storages, "it has an unknown storage")
         (count,) = struct.unpack("<q", file.read(8))
-        size = count * machine.storages[key].itemsize
-        data[key] = file.read(max(size, 0))
-        _require(count >= 0 and len(data[key]) == size, "it is cut short")
+        end = file.tell() + count * machine.storages[key].itemsize
+        _require(count >= 0 and end <= size, "it is cut short")
+        data[key] = content[file.tell() : end]
+        file.seek(end)
     _require(machine.storages.keys() <= data.keys(), "a storage is missing")
     return result
 
@@ -125,17 +127,21 @@ class _PickleMachine:
         read: returns the bytes of a storage.
     """
 
-    def __init__(self, read: Callable[[_Storage], bytes]) -> None:
+    def __init__(self, read: Callable[[_Storage], bytes | memoryview]) -> None:
         self._read = read
         self.storages: dict[str, np.dtype[Any]] = {}
 
-    def run(self, file: io.BytesIO) -> Any:
-        """Returns the object of the next pickle in a file; `ValueError` if it is damaged."""
+    def run(self, file: IO[bytes], size: int) -> Any:
+        """Returns the object of the next pickle in a file of `size` bytes.
+
+        Raises:
+            ValueError: it is damaged.
+        """
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         # Items that instructions copy from a list: in an honest pickle each is copied once.
-        self._copies_left = len(file.getbuffer())
+        self._copies_left = size
         for code, argument, _ in pickletools.genops(file):
             if code.name == "STOP":
                 return self._pop(1)[0]

@@ -7,7 +7,6 @@ the file and what to do, and no file takes more memory than a few times its own 
 import contextlib
 import fnmatch
 import functools
-import io
 import itertools
 import json
 import mmap
@@ -19,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
@@ -28,12 +28,15 @@ from keras_transformer.errors import InputError, one_line
 Array = npt.NDArray[Any]
 _T = TypeVar("_T")
 
-# What reading a damaged binary file raises; zipfile also knows unknown versions and encryption.
+# What reading a damaged binary file raises; zipfile also knows unknown versions and encryption, and
+# seeks where there is nothing.
 _DAMAGED: tuple[type[Exception], ...] = (
-    ValueError, EOFError, struct.error, zlib.error, zipfile.BadZipFile, NotImplementedError,
-    RuntimeError,
+    OSError, ValueError, EOFError, struct.error, zlib.error, zipfile.BadZipFile,
+    NotImplementedError, RuntimeError,
 )  # fmt: skip
-_SAFETENSORS_FLOATS = ("F64", "F32", "F16", "BF16")
+_SAFETENSORS_FLOATS: dict[str, Any] = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16
+}  # fmt: skip
 
 
 class Tensors:
@@ -238,35 +241,41 @@ def read_json(path: pathlib.Path, kind: type = dict) -> Any:
     return values
 
 
-def open_zip(content: memoryview) -> zipfile.ZipFile:
+def open_zip(path: pathlib.Path) -> zipfile.ZipFile:
     """Returns a zip archive; an error if it would unpack to much more than weights do."""
-    archive = zipfile.ZipFile(io.BytesIO(content))
+    archive = zipfile.ZipFile(path)
     for member in archive.infolist():
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"{member.filename[:100]!r} is compressed in an unknown way")
-    size = sum(member.file_size for member in archive.infolist())
-    if size > 10 * len(content):
-        raise ValueError(f"it would unpack to {size:,} bytes, from {len(content):,}")
+    size, packed = sum(member.file_size for member in archive.infolist()), path.stat().st_size
+    if size > 10 * packed:
+        raise ValueError(f"it would unpack to {size:,} bytes, from {packed:,}")
     return archive
 
 
 def read_safetensors(path: pathlib.Path) -> Tensors:
     """Returns the tensors of a safetensors file; each is read when it is used."""
-    map_file(path)
-    with reading(path, "a safetensors file", SafetensorError, OSError):
-        file: Any = safe_open(path, framework="numpy")
-        types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    content = map_file(path)
+    with (
+        reading(path, "a safetensors file", SafetensorError),
+        safe_open(path, framework="numpy"),  # which checks the header
+    ):
+        (size,) = struct.unpack("<Q", content[:8])
+        entries = json.loads(bytes(content[8 : 8 + size]))
 
     def read(name: str) -> Array:
-        if types[name] not in _SAFETENSORS_FLOATS:
+        kind = entries[name]["dtype"]
+        if kind not in _SAFETENSORS_FLOATS:
             raise InputError(
-                f"tensor {name} of {path} is of type {types[name]}; give a model that is not "
-                "quantized"
+                f"tensor {name} of {path} is of type {kind}; give a model that is not quantized"
             )
-        array: Array = file.get_tensor(name)
-        return array
+        begin, end = (8 + size + offset for offset in entries[name]["data_offsets"])
+        flat: Array = np.frombuffer(content[begin:end], _SAFETENSORS_FLOATS[kind]).copy()
+        cast(mmap.mmap, content.obj).madvise(mmap.MADV_DONTNEED)  # else the file fills the memory
+        return flat.reshape(entries[name]["shape"])
 
-    return Tensors({name: functools.partial(read, name) for name in types}, str(path))
+    names = [name for name in entries if name != "__metadata__"]
+    return Tensors({name: functools.partial(read, name) for name in names}, str(path))
 
 
 def ids_to_tokens(ids: Mapping[str, Any], where: str) -> list[str]:

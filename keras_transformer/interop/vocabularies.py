@@ -6,6 +6,7 @@ of the model: the graph needs no table, and the rows of matrices are put into th
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -74,7 +75,7 @@ class Symbols:
         """Whether the reserved ids are those of this package, which then wrote the model."""
         return (self.pad, self.unk, self.start, self.eos) == RESERVED_IDS
 
-    @property
+    @functools.cached_property
     def order(self) -> list[int | None]:
         """The toolkit's id of each of our ids; None for PAD or BOS if the toolkit has none.
 

@@ -212,6 +212,16 @@ def test_truncated_files_are_rejected(torch, tmp_path):
                 read_pytorch(path)
 
 
+def test_archive_that_points_outside_itself_is_rejected(tmp_path):
+    path = write_zip(tmp_path / "model.pt", {"step": 7})
+    content = bytearray(path.read_bytes())
+    (start,) = struct.unpack_from("<I", content, len(content) - 6)  # of the directory at the end
+    struct.pack_into("<I", content, len(content) - 6, start + 100)
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="not a file of PyTorch, or a damaged one"):
+        read_pytorch(path)
+
+
 def error_and_peak(path, read=read_pytorch):
     """Returns the error of reading a file, and the bytes that it took at most."""
     tracemalloc.start()
