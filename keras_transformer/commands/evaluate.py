@@ -59,8 +59,8 @@ _EACH = command_flags.define_path(
 _JSON = flags.DEFINE_boolean(
     "json",
     False,
-    "Print one JSON object: metrics, and what they are of: digests of checkpoint and test set, "
-    "search options, versions, machine.",
+    "Print one JSON object: metrics, and what they are of: SHA-256 of the checkpoint (as of "
+    "`cat average.*`) and of the test set, search options, versions, machine.",
 )
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size",

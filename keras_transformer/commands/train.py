@@ -49,7 +49,8 @@ _TENSORBOARD = flags.DEFINE_boolean(
 _PRINT_FLAGS = flags.DEFINE_boolean(
     "print_flags",
     False,
-    "Print the settings of the run, or of a new one, as flags and exit; a file of them can be "
+    "Print the settings of the run, or of a new one, as flags and exit: all but --run_dir, flags "
+    "of the machine and the vocabulary, which another run learns anew. A file of them can be "
     "given to train another run, as in --flagfile=mine.flags --seed=2; flags beside it count more.",
 )
 _STRATEGY = flags.DEFINE_enum(
@@ -159,7 +160,7 @@ def main(arguments: list[str]) -> None:
     steps = run.checkpoints().steps()
     devices = distribution.describe_devices(strategy)
     _say(
-        f"Training on {devices}{', malloc trimming disabled,' * keeps_memory} with "
+        f"Training on {devices}{', freed memory kept,' * keeps_memory} with "
         f"{len(corpus):,} pairs, from step {steps[-1] if steps else 0:,} on ..."
     )
     jit_compile: Any = {"true": True, "false": False}.get(str(_JIT_COMPILE.value), "auto")

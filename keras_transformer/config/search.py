@@ -48,7 +48,7 @@ class SearchConfig(JsonConfig):
     length_penalty_form: Literal["gnmt", "power"] = option(
         "gnmt",
         '"gnmt" is the formula above, "power" is length ** alpha, as in Marian, fairseq and '
-        "Hugging Face, where alpha 1 ranks by the mean log-probability.",
+        "Hugging Face, whose length penalty of 1, the mean log-probability, is alpha 1 here.",
     )
     coverage_penalty: float = option(
         0.0,

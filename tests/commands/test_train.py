@@ -243,7 +243,7 @@ def test_slow_bfloat16_and_malloc_are_reported(
     assert len(warnings) == (0 if computes else 1), result.out
     assert computes or "at 0.7 of the rate with AVX2" in warnings[0]
     is_kept = trim_threshold is None and platform.libc_ver()[0] == "glibc"
-    assert ("Training on the CPU, malloc trimming disabled, with" in result.out) == is_kept
+    assert ("Training on the CPU, freed memory kept, with" in result.out) == is_kept
 
 
 def test_missing_dev_set_names_flags_of_the_text(call, train_flags, tmp_path, training_ends):
