@@ -71,7 +71,7 @@ def export_ctranslate2(
 
     CTranslate2 adds EOS to the source and begins with BOS by itself. Unlike `Translator` it can
     generate padding and BOS, to which a trained model gives next to no probability; its length
-    penalty is length ** alpha, EOS not counted; it cuts translations at `max_decoding_length`.
+    penalty is length ** alpha, EOS counted; it cuts translations at `max_decoding_length`.
 
     Args:
         model: a single Transformer; `norm_form` "sigma", a window, relative or rotary positions,
