@@ -75,7 +75,8 @@ class Engine:
 
     def run(self, *requests: Any) -> Turn:
         """Sends each of the first processes a request, and adds up what they answer."""
-        asked = self._processes[: len(requests)] if self.greetings else []
+        _ = self.greetings  # each process says it before its first answer
+        asked = self._processes[: len(requests)]
         for process, request in zip(asked, requests, strict=True):
             print(json.dumps(request), file=process.stdin, flush=True)
         answers = list(map(self._answer, asked))
