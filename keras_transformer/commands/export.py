@@ -16,7 +16,7 @@ from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
-from keras_transformer.serving.model_folder import choose_version, read_model_card
+from keras_transformer.serving.model_folder import choose_version, is_served, read_model_card
 
 if TYPE_CHECKING:
     from keras_transformer.training import RunDirectory
@@ -154,6 +154,11 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     for name, signature in read_model_card(path)["signatures"].items():
         inputs, outputs = (", ".join(signature[side]) for side in ("inputs", "outputs"))
         print(f"{name + ':':<20} {inputs} -> {outputs}")
+    if not is_served(path):
+        print(
+            f"{path.parent / 'models.config'} names the versions to serve, and {path.name} is not "
+            "among them; add it there when it shall answer"
+        )
     return path
 
 

@@ -88,6 +88,7 @@ class ScaledDotProductAttention(ReturnsScores, Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.input_spec = keras.layers.InputSpec(min_ndim=3)  # vectors, not ids [B, T]
         self.num_heads = num_heads
         self.key_dim = key_dim
         self.value_dim = value_dim

@@ -250,9 +250,22 @@ def _checked(model: Any, data: Any, training: bool = False) -> Any:
             "target": check_ids("target", x["target"], target_size),
         }
         labels = check_ids("labels", leaves[0], target_size)
+        labels = _as_long_as(ids["target"], labels)
         if training and _uses_xla(model) and getattr(model.config, "positions", "") == "learned":
             ids = {name: _within_table(name, each, model.config) for name, each in ids.items()}
     return keras.utils.pack_x_y_sample_weight({**x, **ids}, labels, weight)
+
+
+def _as_long_as(target: Tensor, labels: Tensor) -> Tensor:
+    """Returns labels [B, T]; raises an error, also in a graph, if targets are not [B, T]."""
+    lengths = [tf.shape(labels)[1], tf.shape(target)[1]]
+    message = (
+        "labels must be as long as the target: the labels are the translation and EOS, the target "
+        "is BOS and the translation; got lengths:"
+    )
+    check = tf.debugging.Assert(lengths[0] == lengths[1], [message, *lengths])
+    with tf.control_dependencies([check]):
+        return tf.identity(labels)
 
 
 def _within_table(name: str, ids: Tensor, config: Any) -> Tensor:

@@ -199,6 +199,13 @@ def check_name(folder: pathlib.Path, name: str) -> None:
         )
 
 
+def is_served(version: pathlib.Path) -> bool:
+    """Whether the `models.config` beside a version has it served: it may name other versions."""
+    config = re.sub("#.*", "", _read(version.parent / _MODELS_FILE))
+    named = re.findall(r"\bversions\s*:\s*(\d+)", config)
+    return not named or version.name in named
+
+
 def read_batching(folder: pathlib.Path) -> dict[str, int]:
     """Returns the numbers of the batching file of a model's folder, by name."""
     found = re.findall(r"^\s*(\w+)\s*:?\s*\{\s*value:\s*(\d+)", _read(folder / BATCHING_FILE), re.M)

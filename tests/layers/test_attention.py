@@ -119,6 +119,11 @@ def test_gradients_do_not_pass_masked_keys():
 
 
 @pytest.mark.filterwarnings("error")
+def test_ids_in_place_of_vectors_are_rejected():
+    with pytest.raises(ValueError, match="expected min_ndim=3, found ndim=2"):
+        SelfAttention(num_heads=2, key_dim=4, value_dim=4)(np.ones((2, 5), "int32"))
+
+
 def test_attention_to_a_single_key_does_not_warn():
     layer = make_layer()
     layer(normal(B, 1, D), attention_mask=np.ones((B, 1, 1), bool))

@@ -121,6 +121,14 @@ def test_labels_must_be_one_array(model, labels, name):
     model.fit(INPUTS, [LABELS], verbose=0)  # which Keras takes too
 
 
+def test_labels_must_be_as_long_as_the_target(model):
+    model.compile("sgd", SmoothedCrossEntropy())
+    for length in (4, 5):  # after which the graph takes any length
+        model.fit({name: ids[:, :length] for name, ids in INPUTS.items()}, LABELS[:, :length])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="labels must be as long as the targ"):
+        model.fit(INPUTS, LABELS[:, :-1], verbose=0)
+
+
 @pytest.mark.parametrize("how", [{"run_eagerly": True}, {}, {"jit_compile": True}], ids=str)
 @pytest.mark.parametrize(("name", "value"), [("source", 11), ("target", -1), ("labels", -100)])
 def test_ids_outside_the_vocabulary_are_rejected(model, how, name, value):

@@ -16,6 +16,7 @@ from tensorflow_serving.config import model_server_config_pb2
 from keras_transformer.errors import InputError
 from keras_transformer.serving.model_folder import (
     check_name,
+    is_served,
     newest_version,
     read_batching,
     read_model_card,
@@ -79,6 +80,14 @@ def test_models_config_fits_the_docker_image(folder):
     (model,) = config.model_config_list.config
     assert list(model.model_version_policy.specific.versions) == [1, 2]
     assert dict(model.version_labels) == {"stable": 1, "canary": 2}
+
+
+def test_models_config_may_name_the_versions_that_are_served(folder, tmp_path):
+    config = tmp_path / "models.config"
+    config.write_text((folder / "models.config").read_text())
+    assert is_served(tmp_path / "3")
+    config.write_text("model_version_policy { specific { versions: 1 versions:2 } }  # versions: 3")
+    assert [is_served(tmp_path / version) for version in "123"] == [True, True, False]
 
 
 def test_numbers_of_the_batching_file_are_read(folder, tmp_path):
