@@ -136,7 +136,7 @@ case "$row" in
       lstm) task+=(--preset=rnn-tiny --dropout=0.3 --learning_rate=0.002 --warmup_steps=400
         --batch_tokens=4096 --clip_norm=1 --train_steps=2000) ;;
       universal) task+=(--preset=universal-tiny --dropout=0.2 --learning_rate=0.002
-        --warmup_steps=600 --batch_tokens=4096 --train_steps=2500 --precision=auto) ;;
+        --warmup_steps=600 --batch_tokens=4096 --train_steps=2000 --precision=auto) ;;
       *) no_such_row ;;
     esac
     evaluate=(--beam_size=5)
