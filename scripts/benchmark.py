@@ -28,7 +28,6 @@ scripts/results.py): rows by what they measured, such as
 `rows.ours/tiny/float32/128x16.tokens_per_second`.
 """
 
-import functools
 import itertools
 import json
 import os
@@ -73,9 +72,6 @@ _VOCABULARY_SIZE = flags.DEFINE_integer(
     None,
     "Tokens of the shared vocabulary. Default: 8000; of base and big 37000 to decode.",
     lower_bound=8,
-)
-_INPUT_PIPELINE = flags.DEFINE_boolean(
-    "input_pipeline", True, "Also measure how fast the input pipeline alone makes real batches."
 )
 _RUN_DIR = flags.DEFINE_string(
     "run_dir", None, "Training run whose model translates --sentences (decode)."
@@ -127,7 +123,7 @@ def main(arguments: list[str]) -> None:
             f"{' '.join(arguments) or 'nothing'}"
         )
     own = {
-        "train": (_DEVICE, _PRECISIONS, _BATCHES, _DATA_DIR, _INPUT_PIPELINE),
+        "train": (_DEVICE, _PRECISIONS, _BATCHES, _DATA_DIR),
         "decode": (_DEVICE, _BATCHES, _RUN_DIR, _CHECKPOINT, _SENTENCES),
         "plan": (_PAIRS, _WHOLE_EPOCH),
         "layers": (_LENGTHS, _DIM, _WINDOW),
@@ -155,23 +151,17 @@ def _train() -> None:
         for preset, batch in itertools.product(_PRESETS.value, batches)
         if _BATCHES.value is not None or preset == "tiny" or batch not in _REAL
     ]
+    size = _VOCABULARY_SIZE.value or _TRAINING_VOCABULARY
+    same: training.Job = {"device": _device(), "threads": _cores(), "vocabulary_size": size}
     with tempfile.TemporaryDirectory() as folder:
-        are_real = [training.is_real(batch) for _, batch in cases]
-        corpus, size = None, _VOCABULARY_SIZE.value or _TRAINING_VOCABULARY
-        jobs = functools.partial(
-            training.jobs,
-            _PRECISIONS.value,
-            _INPUT_PIPELINE.value,
-            size,
-            _device(),
-            _cores(),
-        )
-        if any(are_real):
-            corpus = training.prepare_corpus(folder, _DATA_DIR.value, size)
+        if any(training.is_real(batch) for _, batch in cases):
+            same["corpus"] = training.prepare_corpus(folder, _DATA_DIR.value, size)
+            if same["corpus"] is None:
+                cases = [case for case in cases if not training.is_real(case[1])]
+        jobs = ({"preset": preset, "batch": batch, **same} for preset, batch in cases)
         _show(
-            list(training.measure(jobs(preset, batch, corpus), **_rounds()))
-            for (preset, batch), is_real in zip(cases, are_real, strict=True)
-            if corpus is not None or not is_real
+            list(training.measure(training.jobs(_PRECISIONS.value, job), **_rounds()))
+            for job in jobs
         )
 
 

@@ -100,16 +100,6 @@ class Sentences:
             ids += draw.integers(EOS_ID + 1, vocabulary_size, shape).tolist()
         return cls(name=name, ids=ids, batch_size=batch_size, forced=True)
 
-    @classmethod
-    def real(cls, name: str, ids: Sequence[list[int]], batch_size: int) -> "Sentences":
-        """Takes the sentences of a test set."""
-        return cls(name=name, ids=sorted(ids, key=len, reverse=True), batch_size=batch_size)
-
-    @property
-    def have_one_length(self) -> bool:
-        """Whether all are as long as each other, which those that people translate are not."""
-        return len(set(map(len, self.ids))) == 1
-
     def batches(self) -> list[list[int]]:
         """Returns the numbers of the sentences of each batch."""
         numbers = list(range(len(self.ids)))
@@ -178,7 +168,8 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
     longest = SearchConfig().max_source_length
     ids = [row[:longest] for row in source.encode(read_lines(path)) if row]
     check_not_empty(ids, path)
-    sentences = Sentences.real(pathlib.Path(path).stem, ids, _TEST_SET_BATCH)
+    ids.sort(key=len, reverse=True)
+    sentences = Sentences(name=pathlib.Path(path).stem, ids=ids, batch_size=_TEST_SET_BATCH)
     return sentences, functools.partial(_write_models, model, source, target, sentences)
 
 
@@ -380,7 +371,6 @@ def measure(
                 "preset": preset,
                 "sentences": sentences.name,
                 "batch": max(turns[0]["batch_sizes"]),
-                "one_length": sentences.have_one_length,
             },
             turns,
             latency_p50_ms=1000 * float(np.percentile(latencies, 50)),
@@ -417,47 +407,29 @@ def _take_turns(
 # The worker: a process that translates the batches that its parent asks for
 
 
-def open_signature(
-    model: str, signature: str, source: str, outputs: Sequence[str], config: Any
-) -> Callable[[Any], Sequence[Any]]:
-    """Loads a SavedModel into a session; returns a function from an input array to the outputs.
-
-    Args:
-        model: the folder of a version.
-        signature: its name.
-        source: the input's name.
-        outputs: names of the outputs to return.
-        config: the session's `ConfigProto`.
-    """
-    import tensorflow as tf
-    from tensorflow.core.protobuf.config_pb2 import CallableOptions
-
-    v1 = tf.compat.v1
-    v1.logging.set_verbosity(v1.logging.ERROR)  # its loader's advice is for eager code
-    session = v1.Session(graph=tf.Graph(), config=config)
-    with session.graph.as_default():
-        loaded = v1.saved_model.load(session, ["serve"], model).signature_def[signature]
-    # Other calls spend half a millisecond in Python, which no server does.
-    options = CallableOptions(
-        feed=[loaded.inputs[source].name],
-        fetch=[loaded.outputs[name].name for name in outputs],
-    )
-    run: Callable[[Any], Sequence[Any]] = session._make_callable_from_options(options)
-    return run
-
-
 class SavedModel:
     """A SavedModel in a session, which is how a model server runs it, without Keras."""
 
     def __init__(self, job: Mapping[str, Any], forced: bool) -> None:
         import tensorflow as tf
+        from tensorflow.core.protobuf.config_pb2 import CallableOptions
 
         check_gpu(job, bool(tf.config.list_physical_devices("GPU")), "TensorFlow")
         self.version = f"tensorflow {tf.__version__}"
-        config, threads = tf.compat.v1.ConfigProto(), job["threads"]
-        config.inter_op_parallelism_threads = threads
-        config.intra_op_parallelism_threads = threads
-        self._run = open_signature(job["model"], "tokens", "source", ("ids", "lengths"), config)
+        v1 = tf.compat.v1
+        v1.logging.set_verbosity(v1.logging.ERROR)  # its loader's advice is for eager code
+        config = v1.ConfigProto(
+            inter_op_parallelism_threads=job["threads"], intra_op_parallelism_threads=job["threads"]
+        )
+        session = v1.Session(graph=tf.Graph(), config=config)
+        with session.graph.as_default():
+            loaded = v1.saved_model.load(session, ["serve"], job["model"]).signature_def["tokens"]
+        # Other calls spend half a millisecond in Python, which no server does.
+        options = CallableOptions(
+            feed=[loaded.inputs["source"].name],
+            fetch=[loaded.outputs[name].name for name in ("ids", "lengths")],
+        )
+        self._run = session._make_callable_from_options(options)
 
     def translate(self, sentences: Sequence[list[int]]) -> list[list[int]]:
         """Returns the tokens of each best translation, without EOS."""

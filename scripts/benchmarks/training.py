@@ -1,4 +1,4 @@
-"""Measures training: whole steps of ours and PyTorch's, our batches alone, and planning an epoch.
+"""Measures training: whole steps of ours and PyTorch's; and planning an epoch.
 
 All engines get the same batches: "128x16" are so many rows of so many random tokens, without
 padding, and "multi30k:2048" is the corpus in batches of at most 2,048 tokens a side. Before the
@@ -44,7 +44,6 @@ ENGINES = {
     "pytorch": "pytorch",
     "pytorch_kept": "pytorch",
     "pytorch_compiled": "pytorch",  # torch.compile
-    "input_pipeline": "training",
 }
 _PYTORCH = tuple(name for name, module in ENGINES.items() if module == "pytorch")
 _WARM_UP_STEPS = 3
@@ -54,30 +53,24 @@ _SEED = 1
 Job = dict[str, Any]  # engine, device, preset, precision, batch, vocabulary_size, corpus, threads
 
 
-def jobs(
-    precisions: Sequence[str],
-    input_pipeline: bool,
-    vocabulary_size: int,
-    device: str,
-    threads: int,
-    preset: str,
-    batch: str,
-    corpus: str | None,
-) -> list[Job]:
-    """Returns what is to be run in turns with one model and batch."""
-    architecture = ModelConfig.preset(preset, vocabulary_size=vocabulary_size).architecture
+def jobs(precisions: Sequence[str], job: Job) -> list[Job]:
+    """Returns what is to be run in turns with one model and batch: each engine and precision.
+
+    `job` has all but these two.
+    """
+    config = ModelConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
     rivals: list[str] = []
-    if architecture == "transformer" and importlib.util.find_spec("torch"):
+    if config.architecture == "transformer" and importlib.util.find_spec("torch"):
         can_compile = shutil.which("g++") or shutil.which("c++")
-        useless = {"pytorch_kept"} if device == "gpu" else set()  # it keeps memory of the host
+        useless = (
+            {"pytorch_kept"} if job["device"] == "gpu" else set()
+        )  # it keeps memory of the host
         useless |= set() if can_compile else {"pytorch_compiled"}
         rivals = [name for name in _PYTORCH if name not in useless]
-    engines = list(itertools.product(["ours", *rivals], precisions))
-    if is_real(batch) and input_pipeline:
-        engines.append(("input_pipeline", "-"))
-    same: Job = {"device": device, "preset": preset, "batch": batch, "corpus": corpus}
-    same |= {"vocabulary_size": vocabulary_size, "threads": threads}
-    return [{"engine": engine, "precision": precision, **same} for engine, precision in engines]
+    return [
+        {"engine": engine, "precision": precision, **job}
+        for engine, precision in itertools.product(["ours", *rivals], precisions)
+    ]
 
 
 def parse_batch(text: str) -> tuple[int, int]:
@@ -141,8 +134,8 @@ def real_tokens(batch: Batch) -> int:
 def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterator[dict[str, Any]]:
     """Has the engines of some jobs take turns, and yields the row of each.
 
-    Those that train make as many steps in a turn as each other, so that they see the same batches,
-    and at least 30 in all turns.
+    All make as many steps in a turn as each other, so that they see the same batches, and at least
+    30 in all turns.
     """
     engines: list[Engine] = []
     try:
@@ -150,25 +143,14 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
             engines.append(Engine(ENGINES[job["engine"]], job, {}))
         with concurrent.futures.ThreadPoolExecutor() as pool:  # since compilation takes long
             list(pool.map(_warm_up, engines))
-        times = [engine.run(_WARM_UP_STEPS)["latencies"][0] for engine in engines]
-        trains = [job["engine"] != "input_pipeline" for job in jobs]
-        slowest = max(itertools.compress(times, trains))
-        steps = [
-            max(
-                math.ceil(_MIN_STEPS / rounds),
-                round(round_seconds / (slowest if training else own)),
-            )
-            for own, training in zip(times, trains, strict=True)
-        ]
-        tasks = [
-            functools.partial(lambda engine, count, _: engine.run(count), engine, count)
-            for engine, count in zip(engines, steps, strict=True)
-        ]
+        slowest = max(engine.run(_WARM_UP_STEPS)["latencies"][0] for engine in engines)
+        steps = max(math.ceil(_MIN_STEPS / rounds), round(round_seconds / slowest))
+        tasks = [functools.partial(lambda engine, _: engine.run(steps), each) for each in engines]
         results = take_turns(tasks, rounds)
     finally:
         for engine in engines:
             engine.close()
-    for job, engine, count, turns in zip(jobs, engines, steps, results, strict=True):
+    for job, engine, turns in zip(jobs, engines, results, strict=True):
         names = ("engine", "device", "preset", "precision", "batch", "threads")
         seconds = float(np.median([turn["latencies"][0] for turn in turns]))
         yield make_row(
@@ -176,7 +158,7 @@ def measure(jobs: Sequence[Job], *, rounds: int, round_seconds: float) -> Iterat
             {name: job[name] for name in names},
             turns,
             seconds_per_step=seconds,
-            steps=count,
+            steps=steps,
             compiled=sum(turn["compiled"] for turn in turns),
             version=engine.greetings[0]["version"],
         )
@@ -196,33 +178,18 @@ def report_steps(channel: Channel, tokens: int, steps: int, compiled: int = 0) -
 
 
 def main(job: Job) -> None:
-    """Runs our training, or our input pipeline alone, in this process."""
+    """Runs our training in this process."""
     common.load_tensorflow()
     import keras
     import tensorflow as tf
 
     from keras_transformer.data import to_dataset
+    from keras_transformer.models import build_model
+    from keras_transformer.training import compile_for_training
 
     check_gpu(job, bool(tf.config.list_physical_devices("GPU")), "TensorFlow")
     tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
     version = f"keras {keras.__version__}, tensorflow {tf.__version__}"
-    if job["engine"] == "ours":
-        _train(job, version)
-        return
-    one_of_each_shape, stream = batches(job)
-    data = iter(to_dataset(lambda: itertools.chain(one_of_each_shape, stream)))
-    channel = Channel(version, shapes=len(one_of_each_shape))
-    while steps := channel.request():
-        report_steps(channel, sum(real_tokens(next(data)) for _ in range(steps)), steps)
-
-
-def _train(job: Job, version: str) -> None:
-    import keras
-
-    from keras_transformer.data import to_dataset
-    from keras_transformer.models import build_model
-    from keras_transformer.training import compile_for_training
-
     training = TrainingConfig.preset(job["preset"], precision=job["precision"])
     config = ModelConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
     keras.utils.set_random_seed(training.seed)
