@@ -8,7 +8,6 @@ import lzma
 import os
 import pathlib
 import platform
-import resource
 import subprocess
 import sys
 import threading
@@ -65,16 +64,11 @@ def test_paths_that_are_not_on_this_machine_are_rejected(path, message):
 # Files
 
 
-def test_full_disk_keeps_old_content_and_names_the_file(tmp_path):
+def test_full_disk_keeps_old_content_and_names_the_file(tmp_path, full_disk):
     path = tmp_path / "file"
     write_atomically(path, "old")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # bytes a file may have
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            write_atomically(path, "new" * 100)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(), pytest.raises(OSError, match="File too large") as caught:
+        write_atomically(path, "new" * 100)
     assert caught.value.filename == str(path)
     assert path.read_text() == "old"
     assert names_in(tmp_path) == ["file"]

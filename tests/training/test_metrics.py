@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import resource
 import types
 
 import keras
@@ -245,16 +244,12 @@ def test_tensorboard_of_resumed_run_has_train_and_dev_rows_only_once(tmp_path):
     }
 
 
-def test_full_disk_ends_tensorboard_logs_and_not_training(tmp_path, capsys):
+def test_full_disk_ends_tensorboard_logs_and_not_training(tmp_path, capsys, full_disk):
     log = TensorBoardLog(tmp_path)
     log.write({"step": 100, **TRAIN})
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # bytes a file may have
-    try:
+    with full_disk():
         for step in (200, 300):
             log.write({"step": step, **TRAIN, **DEV_ROW})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"Cannot write TensorBoard logs to {tmp_path} (")
     assert "File too large" in line
