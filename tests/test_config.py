@@ -1,7 +1,6 @@
 """Configurations: the paper's numbers, declared ranges, a round trip, a line for each mistake."""
 
 import dataclasses
-import json
 import typing
 
 import numpy as np
@@ -94,7 +93,6 @@ def test_unknown_preset_error_lists_presets(kind):
 )
 def test_json_round_trip(config):
     assert type(config).from_json(config.to_json()) == config
-    assert json.loads(config.to_json()) == config.to_dict()
 
 
 @pytest.mark.parametrize(("kind", "values"), SMALLEST.items())

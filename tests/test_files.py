@@ -79,15 +79,6 @@ def test_longest_name_is_written(tmp_path):
     assert (tmp_path / ("x" * 255)).read_bytes() == b"\xff\n"
 
 
-def test_impossible_path_is_an_error(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "in_the_way").touch()
-    for place in ("absent/file", "folder", "in_the_way/file"):
-        with pytest.raises(OSError):
-            write_atomically(tmp_path / place, "text")
-        assert names_in(tmp_path) == ["folder", "in_the_way"]
-
-
 def test_content_is_synced_before_renaming(tmp_path, monkeypatch):
     calls = []
     fsync, replace = os.fsync, pathlib.Path.replace

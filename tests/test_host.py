@@ -185,16 +185,6 @@ def test_pool_ends_when_its_parent_is_killed(tmp_path):
         assert process.stdout.read() == ""
 
 
-def test_machine_names_its_cards(tmp_path, monkeypatch):
-    monkeypatch.setattr(host, "NVIDIA_DRIVER", tmp_path)
-    assert host.machine().startswith(f"{host.num_cores()} cores of ")
-    assert "NVIDIA" not in host.machine()
-    card = tmp_path / "gpus" / "0000:01:00.0" / "information"
-    card.parent.mkdir(parents=True)
-    card.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 93\n")
-    assert host.machine().endswith("), NVIDIA H100 80GB HBM3")
-
-
 @pytest.fixture
 def handlers():
     """Handles Ctrl-C as in a terminal, and checks that all handlers are restored."""

@@ -67,12 +67,6 @@ def test_private_methods_take_our_arguments(kind, name):
     }
 
 
-@needs_tensorflow
-@pytest.mark.parametrize("name", ATTRIBUTES)
-def test_private_attributes_exist(objects, name):
-    assert hasattr(objects[ATTRIBUTES[name]], name)
-
-
 def private_names_of_keras(objects) -> set[str]:
     kinds = (
         keras.Model, keras.layers.Layer, keras.layers.Dropout, keras.optimizers.Adam,

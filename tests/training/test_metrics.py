@@ -121,10 +121,8 @@ def test_row_has_time_and_speed_of_its_batches_alone(training):
 
 
 def test_totals_continue_in_resumed_run(training):
-    last = {
-        "step": 10, "seconds": 60.0, "target_tokens": 5000, "flops": 10**15,
-        "padded_flops": 2 * 10**15, "sustained_flops": 6e14, "skipped_steps": 2,
-    }  # fmt: skip
+    totals = {"seconds": 60.0, "target_tokens": 5000, "flops": 10**15, "padded_flops": 2 * 10**15}
+    last = {"step": 10, **totals, "sustained_flops": 6e14, "skipped_steps": 2}
     run = training(last=last, rate=1e13)
     run.bad_steps.assign(1)
     run.batch()
@@ -132,8 +130,7 @@ def test_totals_continue_in_resumed_run(training):
     row = run.meter.end_row(12)
     assert (row["step"], row["seconds"], row["target_tokens"]) == (12, 62.0, 5300)
     assert (row["flops"], row["padded_flops"]) == (10**15 + 7 * 10**9, 2 * 10**15 + 8 * 10**9)
-    assert row["sustained_flops"] == 6e14 + 2 * 1e13
-    assert row["skipped_steps"] == 3
+    assert (row["sustained_flops"], row["skipped_steps"]) == (6e14 + 2 * 1e13, 3)
 
 
 def test_dev_values_of_row_are_known_metrics():
@@ -183,27 +180,23 @@ def test_rows_beyond_resumed_step_and_cut_lines_are_dropped(path, ending, step, 
     assert [row["step"] for row in read_metrics(path)] == [*left, 500]
 
 
-@pytest.mark.parametrize(
-    ("content", "use", "message"),
-    [
-        *(
-            (f'{{"step": 1}}\n{line}\n{{"step": 3}}\n', read_metrics, "damaged: line 2 is not a ")
-            for line in ("nonsense", '{"loss": 1}', '"step"')
-        ),
-        *((text, read_metrics, "no metrics in .* yet; give the") for text in (None, "", '{"step"')),
-        (None, lambda path: MetricsFile(path.parent), r"cannot read .* \(Is a directory\)"),
-        (
-            None,
-            lambda path: MetricsFile(path.parent / "absent" / "rows").append({"step": 1}),
-            r"cannot write .*rows \(No such file",
-        ),
-    ],
-)
-def test_file_that_cannot_be_used_is_reported(path, content, use, message):
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(InputError, match=message):
-        use(path)
+@pytest.mark.parametrize("line", ["nonsense", '{"loss": 1}', '"step"'])
+def test_damaged_line_is_reported(path, line):
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    with pytest.raises(InputError, match="damaged: line 2 is not a "):
+        read_metrics(path)
+
+
+def test_file_that_cannot_be_used_is_reported(path):
+    for content in (None, "", '{"step"'):
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(InputError, match=r"no metrics in .* yet; give the"):
+            read_metrics(path)
+    with pytest.raises(InputError, match=r"cannot read .* \(Is a directory\)"):
+        MetricsFile(path.parent)
+    with pytest.raises(InputError, match=r"cannot write .*rows \(No such file"):
+        MetricsFile(path.parent / "absent" / "rows").append({"step": 1})
 
 
 # TensorBoard
@@ -213,14 +206,11 @@ DEV_ROW = {"val_loss": 2.5, "val_accuracy": 0.5, "bleu": 20.0}
 
 
 def scalars(folder) -> dict[str, list[tuple[int, float]]]:
-    accumulator = EventAccumulator(str(folder))
-    accumulator.Reload()
+    log = EventAccumulator(str(folder))
+    log.Reload()
     return {
-        tag: [
-            (event.step, float(tf.make_ndarray(event.tensor_proto)))
-            for event in accumulator.Tensors(tag)
-        ]
-        for tag in accumulator.Tags()["tensors"]
+        tag: [(each.step, float(tf.make_ndarray(each.tensor_proto))) for each in log.Tensors(tag)]
+        for tag in log.Tags()["tensors"]
     }
 
 

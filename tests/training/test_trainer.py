@@ -371,10 +371,8 @@ def test_run_that_cannot_go_on_ends_with_advice(tmp_path, changes, message):
 def test_failure_of_a_worker_ends_all(tmp_path, monkeypatch, failing, use, worker):
     trained = Trainer(tiny_run.create(tmp_path), tf.distribute.get_strategy())
     trained.worker = distribution.Worker(worker, 2)
-    fail, report = (
-        mock.Mock(side_effect=InputError("the disk is full")),
-        mock.Mock(return_value=1.0),
-    )
+    report = mock.Mock(return_value=1.0)
+    fail = mock.Mock(side_effect=InputError("the disk is full"))
     monkeypatch.setattr(trained.checkpoints, failing, fail)
     monkeypatch.setattr(trained.checkpoints, "to_average", lambda *counts: [4])
     monkeypatch.setattr(distribution, "sum_over_workers", report)
