@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import collections
+import contextlib
 import fcntl
 import functools
 import gc
@@ -8,6 +9,7 @@ import io
 import os
 import pathlib
 import random
+import resource
 import runpy
 import shutil
 import socket
@@ -173,6 +175,22 @@ def run_python():
         return done.stdout
 
     return run_python
+
+
+@pytest.fixture
+def full_disk():
+    """A block in which no file may have more than 100 bytes."""
+
+    @contextlib.contextmanager
+    def full_disk():
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    return full_disk
 
 
 Result = collections.namedtuple("Result", "code out err")

@@ -1,7 +1,6 @@
 """Configurations: the paper's numbers, declared ranges, a round trip, a line for each mistake."""
 
 import dataclasses
-import json
 import typing
 
 import numpy as np
@@ -20,7 +19,6 @@ from keras_transformer.config import (
     check_options,
     option,
 )
-from keras_transformer.config.training import preset_size
 from keras_transformer.errors import InputError
 
 FILES = {"train_source": "train.en", "train_target": "train.de"}
@@ -70,27 +68,15 @@ def test_defaults_match_the_paper():
     assert (search.beam_size, search.length_penalty, search.max_extra_length) == (4, 0.6, 50)
 
 
-def test_every_model_preset_has_a_training_preset():
-    sizes = {preset_size(name) for name in ModelConfig.presets()}
-    assert sizes == TRAINING_PRESETS.keys()
-    for name in ModelConfig.presets():
-        assert TrainingConfig.preset(name).train_steps > 0
-
-
-@pytest.mark.parametrize(
-    ("kind", "presets"),
-    [
-        (ModelConfig, ModelConfig.presets()),
-        (TransformerConfig, TransformerConfig.presets()),
-        (TrainingConfig, TRAINING_PRESETS),
-    ],
-)
-def test_unknown_preset_error_lists_presets(kind, presets):
+@pytest.mark.parametrize("kind", [ModelConfig, TransformerConfig, TrainingConfig])
+def test_unknown_preset_error_lists_presets(kind):
+    presets = TRAINING_PRESETS if kind is TrainingConfig else kind.presets()
     assert {"tiny", "base", "big"} <= set(presets)
-    with pytest.raises(
-        InputError, match=f"^preset must be one of {', '.join(presets)}, got 'huge'$"
-    ):
+    message = f"^preset must be one of {', '.join(presets)}, got 'huge'$"
+    with pytest.raises(InputError, match=message):
         kind.preset("huge")
+    for name in ModelConfig.presets():  # each has a training preset
+        assert TrainingConfig.preset(name).train_steps > 0
 
 
 # What all configurations share
@@ -104,34 +90,18 @@ def test_unknown_preset_error_lists_presets(kind, presets):
         TrainingConfig(learning_rate=0.002, precision="mixed_bfloat16"),
         SearchConfig(length_penalty=0.0, banned_phrases=("a", "b c")),
     ],
-    ids=lambda config: type(config).__name__,
 )
 def test_json_round_trip(config):
     assert type(config).from_json(config.to_json()) == config
-    assert json.loads(config.to_json()) == config.to_dict()
 
 
 @pytest.mark.parametrize(("kind", "values"), SMALLEST.items())
-def test_configurations_are_frozen_keyword_only_and_know_their_fields(kind, values):
-    first = kind.fields_with()[0]
-    assert kind(**values).replace() == kind(**values)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(kind(**values), first, None)
-    with pytest.raises(TypeError):
-        kind(*values.values(), 1)
-    for use in (lambda **others: kind.from_dict(values | others), kind(**values).replace):
-        with pytest.raises(
-            InputError, match=rf"{kind.__name__} has no field colour; it has {first}"
-        ):
+def test_unknown_field_is_rejected(kind, values):
+    config = kind(**values)
+    assert config.replace() == config
+    for use in (lambda **others: kind.from_dict(values | others), config.replace):
+        with pytest.raises(InputError, match=rf"{kind.__name__} has no field colour; it has "):
             use(colour=3)
-
-
-def test_fields_are_found_by_what_they_declare():
-    assert SearchConfig.fields_with(method="sampling") == ("temperature", "top_k", "top_p", "seed")
-    assert DataConfig.fields_with(is_path=True, of_vocabulary=True) == (
-        "vocabulary",
-        "target_vocabulary",
-    )
 
 
 def test_paths_get_the_home_folder_and_must_be_on_this_machine(monkeypatch):
@@ -176,23 +146,6 @@ class Ranges(JsonConfig):
     words: tuple[str, ...] = option((), "", maximum=2)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (dict(number=0), "number must be at least 1, got 0"),
-        (dict(number=10), "number must be at most 9, got 10"),
-        (dict(number=4), "number must be odd, got 4; use 3 or 5"),
-        (dict(share=0.0), "share must be above 0, got 0.0"),
-        (dict(share=1), "share must be below 1, got 1"),
-        (dict(words=("a", "b", "c")), "the number of words must be at most 2, got 3"),
-    ],
-)
-def test_values_outside_the_declared_range_are_rejected(values, message):
-    Ranges(number=9, share=0.5, words=("a", "b"))
-    with pytest.raises(InputError, match=f"^{message}$"):
-        Ranges(**values)
-
-
 @pytest.mark.parametrize("kind", SMALLEST)
 def test_every_number_declares_a_range(kind):
     free = {"halting_bias"}  # any number
@@ -212,6 +165,14 @@ def test_every_number_declares_a_range(kind):
 # Mistakes
 
 ERRORS = {
+    Ranges: [
+        (dict(number=0), "number must be at least 1, got 0$"),
+        (dict(number=10), "number must be at most 9, got 10$"),
+        (dict(number=4), "number must be odd, got 4; use 3 or 5$"),
+        (dict(share=0.0), "share must be above 0, got 0.0$"),
+        (dict(share=1), "share must be below 1, got 1$"),
+        (dict(words=("a", "b", "c")), "the number of words must be at most 2, got 3$"),
+    ],
     TransformerConfig: [
         (dict(positions="rope"), "positions must be one of sinusoidal, concatenated, halves, "),
         (dict(positions="rotary", key_dim=5), "key_dim must be even for rotary positions, got 5"),
@@ -220,10 +181,7 @@ ERRORS = {
             "learned positions end at max_positions 64, and sentences begin as far as 64",
         ),
         (dict(num_heads=3), "model_dim 512 is not divisible by num_heads 3"),
-        (
-            dict(model_dim=15, num_heads=5),
-            "model_dim must be even for sinusoidal positions, got 15",
-        ),
+        (dict(model_dim=15, num_heads=5), "model_dim must be even for sinusoidal pos.*, got 15"),
         (dict(target_vocabulary_size=20), "share_embeddings 'all' needs one vocabulary"),
     ],
     DataConfig: [
@@ -232,10 +190,7 @@ ERRORS = {
         (dict(train_source="a,b"), "train_source and train_target must name the same number of fi"),
         (dict(mix_weights="1,2"), "mix_weights must be one positive number per corpus .* '1,2'"),
         (dict(mix_weights="nan"), "mix_weights must be one positive number per corpus"),
-        (
-            dict(subword_sampling=0.1, vocabulary_kind="word"),
-            "subword_sampling needs vocabulary_kind bpe or unigram, got word",
-        ),
+        (dict(subword_sampling=0.1, vocabulary_kind="word"), "subword_sampling needs .*, got word"),
         (
             dict(subword_sampling=0.1, source_level="char", target_level="word"),
             "subword_sampling needs vocabulary_kind bpe or unigram",
@@ -245,31 +200,16 @@ ERRORS = {
         (dict(dev_source="a,b", dev_target="c"), "dev_source and dev_target must name the same"),
         (dict(dev_source="a", dev_target="b", dev_file="c"), "dev_file cannot be combined"),
         (dict(target_vocabulary="a"), "target_vocabulary needs vocabulary, that of"),
-        (
-            dict(vocabulary="a", target_level="word"),
-            "vocabulary serves one kind of tokens, but the source has bpe and the target word",
-        ),
+        (dict(vocabulary="a", target_level="word"), "vocabulary .* source has bpe and .* word"),
         (dict(reverse=True), "reverse needs a dataset; with files, swap"),
     ],
     TrainingConfig: [
         (dict(precision="float16"), "precision must be one of float32, mixed_bfloat16, "),
-        (
-            dict(checkpoint_steps=6, validation_steps=4),
-            "validation_steps 4 must divide checkpoint_steps 6 or be a multiple of it",
-        ),
-        (
-            dict(average_last=6, keep_checkpoints=5),
-            "average_last 6 is larger than keep_checkpoints",
-        ),
+        (dict(checkpoint_steps=6, validation_steps=4), "validation_steps 4 must divide .*_steps 6"),
+        (dict(average_last=6, keep_checkpoints=5), "average_last 6 is larger than keep_checkpoint"),
         (dict(average_best=2, keep_best=1), "average_best 2 is larger than keep_best 1"),
-        (
-            dict(average_best=1, validation_time_share=0.0),
-            "average_best needs the dev set to be searched, but validation_time_share is 0; raise",
-        ),
-        (
-            dict(stop_metric="bleu", validation_time_share=0.0),
-            "bleu needs the dev set to be searched, but validation_time_share is 0; raise it",
-        ),
+        (dict(average_best=1, validation_time_share=0.0), "average_best .* validation_time_share"),
+        (dict(stop_metric="bleu", validation_time_share=0.0), "bleu .* validation_time_share is 0"),
         (dict(lora_rank=8, freeze="encoder"), "freeze cannot be combined with lora_rank, which"),
         (
             dict(schedule="cosine", warmup_steps=9, train_steps=9),
@@ -293,8 +233,10 @@ ERRORS = {
     [(kind, *row) for kind, rows in ERRORS.items() for row in rows],
 )
 def test_mistakes_are_one_clear_line(kind, changes, message):
+    valid = SMALLEST.get(kind, dict(number=9, share=0.5, words=("a", "b")))
+    kind(**valid)
     with pytest.raises(InputError, match=f"^{message}") as caught:
-        kind(**SMALLEST[kind] | changes)
+        kind(**valid | changes)
     assert "\n" not in str(caught.value)
 
 
@@ -314,13 +256,8 @@ def test_unusual_models_are_valid(changes):
 
 
 def test_corpora_are_counted_and_weighted_in_order():
-    data = DataConfig(
-        train_source="a.en, b.en",
-        train_target="a.de,b.de",
-        train_file="c.tsv",
-        dataset="d/en-de",
-        mix_weights="1, 2,0.5,4",
-    )
+    files = dict(train_source="a.en, b.en", train_target="a.de,b.de", train_file="c.tsv")
+    data = DataConfig(**files, dataset="d/en-de", mix_weights="1, 2,0.5,4")
     assert data.num_corpora == 4
     assert data.weights == (1, 2, 0.5, 4)
 

@@ -6,27 +6,27 @@ With GPU_TESTS_ON=CPU the "GPU" is a CPU too, which tries the tests themselves.
 """
 
 import os
-import shutil
+import pathlib
+import sys
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer import RunDirectory, Translator, export, load_exported, train
+from keras_transformer import Translator, export, load_exported, train
 from keras_transformer.config import (
-    DataConfig,
     RecurrentConfig,
     SearchConfig,
     TrainingConfig,
     TransformerConfig,
     UniversalConfig,
 )
-from keras_transformer.data import ParallelText
 from keras_transformer.models import build_model
-from keras_transformer.text import learn_vocabulary
-from keras_transformer.training import RunConfigs, compile_for_training
-from keras_transformer.training.prepare import tokenize
+from keras_transformer.training import compile_for_training
+
+sys.path.append(str(pathlib.Path(__file__).parent / "training"))
+import tiny_run
 
 KIND = os.environ.get("GPU_TESTS_ON", "GPU")
 pytestmark = [
@@ -149,60 +149,42 @@ def test_two_devices_equal_one(run_python):
 
 # A run that reads words backwards
 
-
-def words(count, seed):
-    random = np.random.default_rng(seed)
-    source = ["".join(random.choice(list("abcdef"), random.integers(2, 6))) for _ in range(count)]
-    return ParallelText(source, [word[::-1] for word in source])
+CORPUS, DEV = tiny_run.corpus(), tiny_run.text(16, seed=1)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run and its corpus."""
-    vocabulary = learn_vocabulary(["abcdef"], size=100, kind="char")
-    model = CONFIGS["transformer"].replace(vocabulary_size=vocabulary.size)
-    data = DataConfig(train_source="forwards.txt", train_target="backwards.txt")
-    training = TrainingConfig(**SETTINGS, checkpoint_steps=4, keep_checkpoints=5)
-    found = RunDirectory(tmp_path_factory.mktemp("gpu") / "run")
-    found.write(RunConfigs(model, data, training), vocabulary, vocabulary)
-    corpus = tokenize(words(48, 0), (vocabulary, vocabulary))
+    """A finished run."""
+    found = tiny_run.create(tmp_path_factory.mktemp("gpu") / "run", dropout=0.0)
     with tf.device(f"/{KIND}:0"):
-        train(found, corpus, words(16, 1), show=False)
-    return found, corpus
+        train(found, CORPUS, DEV, show=False)
+    return found
 
 
 def test_resumed_run_ends_close_to_the_undisturbed_one(run, tmp_path):
-    whole, corpus = run
-    resumed = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
-    for path in (resumed.path / "checkpoints").iterdir():
-        if path.name.startswith(("step-12", "average")):
-            path.unlink()
+    resumed = tiny_run.copy_of(run, tmp_path / "run", until_step=8)
     with tf.device(f"/{KIND}:0"):
-        train(resumed, corpus, words(16, 1), show=False)
-    expected, found = (each.load_model("step-12").get_weights() for each in (whole, resumed))
+        train(resumed, CORPUS, DEV, show=False)
+    expected, found = (each.load_model("step-12").get_weights() for each in (run, resumed))
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, atol=1e-4)
 
 
 def test_beam_search_and_export_answer_as_the_cpu_does(run, tmp_path):
-    found, _ = run
-    texts = words(24, 2).source
+    texts = tiny_run.text(24, seed=2).source
     answers = {}
     for device in ("CPU", KIND):
         with tf.device(f"/{device}:0"):
             keras.backend.clear_session()
             search = SearchConfig(beam_size=4)
-            translator = Translator(found.load_model(), *found.vocabularies(), search)
+            translator = Translator(run.load_model(), *run.vocabularies(), search)
             answers[device] = translator.translate(texts)
     exported = export(translator, tmp_path / "model")
     answers["export"] = load_exported(exported).translate(texts)
-    expected = answers.pop("CPU")
-    for given in answers.values():
-        assert [hypotheses[0].text for hypotheses in given] == [
-            hypotheses[0].text for hypotheses in expected
-        ]
-        np.testing.assert_allclose(
-            [hypotheses[0].score for hypotheses in given],
-            [hypotheses[0].score for hypotheses in expected],
-            atol=1e-4,
-        )
+    (expected, scores), *others = (
+        ([best.text for best, *_ in given], [best.score for best, *_ in given])
+        for given in answers.values()
+    )
+    for found, found_scores in others:
+        assert found == expected
+        np.testing.assert_allclose(found_scores, scores, atol=1e-4)

@@ -15,9 +15,8 @@ def run(trained, tmp_path_factory):
     model, source, target = trained
     run = RunDirectory(tmp_path_factory.mktemp("runs") / "words")
     search = {"max_source_length": 12, "max_extra_length": 5}
-    run.write(
-        RunConfigs(model.config, None, TrainingConfig(), search=search), source, target, model
-    )
+    configs = RunConfigs(model.config, None, TrainingConfig(), search=search)
+    run.write(configs, source, target, model)
     return run
 
 

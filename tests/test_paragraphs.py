@@ -53,11 +53,6 @@ class _Recorder:
         return [[Translation(f"[{sentence}]", -1.0)] for sentence in sentences]
 
 
-@pytest.fixture
-def recorder():
-    return _Recorder()
-
-
 def _news():
     """The lines of each language: 400 German, French and English ones."""
     lines = gzip.decompress(_NEWS.read_bytes()).decode().splitlines()
@@ -72,7 +67,7 @@ def test_sentences_of_many_languages_are_found(language):
 
 
 @pytest.mark.parametrize("language", ["de", "en", "fr"])
-def test_news_keeps_every_character_and_line(recorder, language):
+def test_news_keeps_every_character_and_line(language):
     lines = _news()[language]
     spaces = ["  ", " \t", " ", "\u00a0 "]
     paragraphs = [
@@ -84,10 +79,6 @@ def test_news_keeps_every_character_and_line(recorder, language):
     split = SplitParagraphs(paragraphs, language)
     assert split.join(split.sentences) == paragraphs
     assert all(sentence == sentence.strip() != "" for sentence in split.sentences)
-    found = translate_paragraphs(recorder, paragraphs, language)
-    assert [re.sub(r"[][]", "", each) for each in found] == [
-        re.sub(r"[][]", "", each) for each in paragraphs
-    ]
 
 
 @pytest.mark.parametrize(
@@ -115,18 +106,13 @@ def test_borders_between_sentences_of_news_are_found(language, found, stops, oth
     assert counts == [found, stops, others]
 
 
-def test_translations_stand_where_their_sentences_did(recorder):
-    paragraphs = ["  Hello.  How are\u00a0you? ", "", " \t", "I am fine."]
+def test_translations_stand_where_their_sentences_did():
+    recorder = _Recorder()
+    paragraphs = ["  Hello.  How are\u00a0you? ", "", " \t", "I am fine. I am fine."]
     found = translate_paragraphs(recorder, paragraphs, "en", max_length=9)
-    assert found == ["  [Hello.]  [How are\u00a0you?] ", "", " \t", "[I am fine.]"]
-    assert recorder.sentences == ["Hello.", "How are\u00a0you?", "I am fine."]
+    assert found == ["  [Hello.]  [How are\u00a0you?] ", "", " \t", "[I am fine.] [I am fine.]"]
+    assert recorder.sentences == ["Hello.", "How are\u00a0you?", "I am fine.", "I am fine."]
     assert recorder.options == {"max_length": 9}
-
-
-def test_equal_sentences_stay_apart(recorder):
-    found = translate_paragraphs(recorder, ["No.  No. No way. No."], "en")
-    assert found[0].replace("[", "").replace("]", "") == "No.  No. No way. No."
-    assert recorder.sentences.count("No way.") == 1
 
 
 def test_spaces_are_added_after_languages_without_them():
@@ -154,17 +140,11 @@ class _Lower:
         )
 
 
-def test_unknown_language_is_rejected():
+def test_wrong_use_is_rejected(monkeypatch):
     with pytest.raises(InputError, match=r"must be one of am, ar, .* got 'xx'"):
         SplitParagraphs(["One."], "xx")
-
-
-def test_wrong_number_of_translations_is_rejected():
     with pytest.raises(InputError, match="each of 2 sentences, got 1"):
         SplitParagraphs(["One is here. Two are not."], "en").join(["Eins."])
-
-
-def test_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pysbd", None)
     with pytest.raises(InputError, match=r"run pip install '.\[sentences\]' in"):
         SplitParagraphs(["One."], "en")

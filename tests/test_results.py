@@ -23,11 +23,9 @@ EOS = "</s>"
 
 
 def test_empty_places_of_an_n_best_list_are_dropped():
-    answer = dict(
-        translations=[["a", "b", ""], ["", "", ""], ["", "c", "d"]],
-        scores=[[-1.0, -2.0, NO_SCORE], [NO_SCORE] * 3, [-0.5, -1.0, -3.0]],
-    )
-    assert read_translations(answer) == [
+    translations = [["a", "b", ""], ["", "", ""], ["", "c", "d"]]
+    scores = [[-1.0, -2.0, NO_SCORE], [NO_SCORE] * 3, [-0.5, -1.0, -3.0]]
+    assert read_translations(dict(translations=translations, scores=scores)) == [
         [Translation("a", -1.0), Translation("b", -2.0)],
         [Translation("", NO_SCORE)],  # nothing was found
         [Translation("", -0.5), Translation("c", -1.0), Translation("d", -3.0)],
@@ -46,69 +44,28 @@ def test_cut_translations_are_reported():
 @pytest.mark.parametrize(
     ("attention", "source", "target", "expected"),
     [
-        pytest.param(
-            [[0.1, 0.8, 0.1], [0.7, 0.2, 0.1], [0.0, 0.0, 1.0]],
-            ["▁cats", "▁two", EOS],
-            ["▁zwei", "▁Katzen", EOS],
-            [(1, 0), (0, 1)],
-            id="most attended",
-        ),
-        pytest.param(  # 0.6 for "unhappy", though no token has more than "cat"
-            [[0.3, 0.3, 0.4, 0.0]],
-            ["▁un", "happy", "▁cat", EOS],
-            ["▁un", EOS],
-            [(0, 0)],
-            id="sum over the source word",
-        ),
-        pytest.param(  # 0.35 and 0.6 in the mean
-            [[0.3, 0.3, 0.4, 0.0], [0.0, 0.1, 0.8, 0.1], [0.0, 0.0, 0.2, 0.8]],
-            ["▁un", "happy", "▁cat", EOS],
-            ["▁un", "froh", EOS],
-            [(1, 0)],
-            id="mean over the target word",
-        ),
-        pytest.param(  # x reads c, yz reads ab
-            np.eye(6)[[3, 4, 0, 1, 2, 5]] * [[1], [1], [1], [1], [1], [0]],
-            ["▁", "a", "b", "▁", "c", EOS],
-            ["▁", "x", "▁", "y", "z", EOS],
-            [(1, 0), (0, 1)],
-            id="lone spaces begin words",
-        ),
-        pytest.param(
-            [[0.1, 0.9, 0.0], [0.9, 0.1, 0.0], [0.0, 0.0, 1.0]],
-            ["木", "▁sun", EOS],
-            ["שמש", "▁eins", EOS],
-            [(1, 0), (0, 1)],
-            id="the first token begins a word",
-        ),
-        pytest.param(
-            [[0.2, 0.1, 0.7], [0.0, 0.3, 0.7], [0.9, 0.1, 0.0]],
-            ["▁a", "▁b", EOS],
-            ["▁x", "▁y", EOS],
-            [(0, 0), (1, 1)],
-            id="EOS is no word",
-        ),
-        pytest.param(
-            [[0.2, 0.8, 0.0, 0.0, 0.0], *np.zeros([3, 5])],
-            ["▁a", "▁b", EOS, "", ""],
-            ["▁x", EOS, "", ""],
-            [(1, 0)],
-            id="padding is no word",
-        ),
-        pytest.param(
-            [[0.4, 0.4, 0.2], [0.0, 0.0, 1.0]],
-            ["▁a", "▁b", EOS],
-            ["▁x", EOS],
-            [(0, 0)],
-            id="ties go to the first word",
-        ),
-        pytest.param([[0.5], [0.5]], [EOS], ["▁x", EOS], [], id="blank source"),
-        pytest.param([[0.5, 0.5]], ["▁a", EOS], [EOS], [], id="blank target"),
-        pytest.param(np.ones([2, 3]), [EOS, "", ""], [EOS, ""], [], id="both blank"),
+        ([[1, 8, 1], [7, 2, 1], [0, 0, 10]], "▁cats ▁two", "▁zwei ▁Katzen", [(1, 0), (0, 1)]),
+        # 6 for the sum of "unhappy", though no token has more than "cat".
+        ([[3, 3, 4, 0], [0, 0, 0, 0]], "▁un happy ▁cat", "▁un", [(0, 0)]),
+        # 3.5 and 6 in the mean over the target word.
+        ([[3, 3, 4, 0], [0, 1, 8, 1], [0, 0, 2, 8]], "▁un happy ▁cat", "▁un froh", [(1, 0)]),
+        # Lone spaces begin words: x reads c, yz reads ab.
+        (10 * np.eye(6)[[3, 4, 0, 1, 2, 5]], "▁ a b ▁ c", "▁ x ▁ y z", [(1, 0), (0, 1)]),
+        # The first token begins a word.
+        ([[1, 9, 0], [9, 1, 0], [0, 0, 10]], "木 ▁sun", "שמש ▁eins", [(1, 0), (0, 1)]),
+        # EOS is no word.
+        ([[2, 1, 7], [0, 3, 7], [9, 1, 0]], "▁a ▁b", "▁x ▁y", [(0, 0), (1, 1)]),
+        # Ties go to the first word.
+        ([[4, 4, 2], [0, 0, 10]], "▁a ▁b", "▁x", [(0, 0)]),
+        ([[5], [5]], "", "▁x", []),
+        ([[5, 5]], "▁a", "", []),
     ],
 )
-def test_target_words_align_to_most_attended_words(attention, source, target, expected):
-    assert align_by_attention(np.array(attention), source, target) == expected
+@pytest.mark.parametrize("padding", [0, 2])
+def test_target_words_align_to_most_attended_words(attention, source, target, expected, padding):
+    padded = np.pad(np.array(attention, float) / 10, (0, padding))
+    pieces = ([*text.split(), EOS, *[""] * padding] for text in (source, target))
+    assert align_by_attention(padded, *pieces) == expected
 
 
 def test_words_of_texts_differ_from_words_of_the_vocabulary():

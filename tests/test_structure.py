@@ -2,10 +2,7 @@
 
 import ast
 import graphlib
-import os
 import pathlib
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import keras_transformer
@@ -91,14 +88,10 @@ def test_no_import_cycles():
     graphlib.TopologicalSorter(IMPORTS).prepare()  # raises CycleError
 
 
-def test_modules_load_without_tensorflow():
+def test_modules_load_without_tensorflow(run_python):
     imports = "\n".join(f"import keras_transformer.{name}" for name in WITHOUT_TENSORFLOW)
     program = f"{imports}\nimport sys\nprint('tensorflow' in sys.modules)"
-    environment = os.environ | {"KERAS_BACKEND": "jax", "PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
-    )
-    assert (done.stdout.strip(), done.returncode) == ("False", 0), done.stderr[-500:]
+    assert run_python("-c", program, KERAS_BACKEND="jax").strip() == "False"
 
 
 def test_only_commands_use_absl_flags():

@@ -4,8 +4,8 @@ import itertools
 import os
 import pathlib
 import re
-import resource
 import shutil
+from collections.abc import Iterable
 
 import keras
 import numpy as np
@@ -21,17 +21,23 @@ BLEU = TranslationTask.metric
 DATA, INDEX = "data-00000-of-00001", "index"
 
 
-def make_model(seed: int = 0, width: int = 4, layers: int = 2) -> keras.Model:
-    """Gives a small model whose weights, optimizer and random states are random numbers."""
-    stack = [keras.layers.Dense(width, name=f"dense_{number}") for number in range(layers)]
-    dropout = keras.layers.Dropout(0.5, name="dropout")
-    model = keras.Sequential([keras.Input((3,)), *stack[:1], dropout, *stack[1:]])
-    model.compile(optimizer=keras.optimizers.Adam(), loss="mse")
+def randomize(model: keras.Model, seed: int, optimizer: keras.Optimizer | None = None) -> None:
+    """Compiles a model and gives its weights, optimizer and random states random numbers."""
+    model.compile(optimizer=optimizer or keras.optimizers.Adam(), loss="mse")
     model.optimizer.build(model.trainable_variables)
     generator = np.random.default_rng(seed)
     for variable in everything(model):
         values = generator.uniform(1, 1000, variable.shape).astype(variable.dtype)
         variable.assign(values)
+
+
+def make_model(
+    seed: int = 0, width: int = 4, layers: int = 2, optimizer: keras.Optimizer | None = None
+) -> keras.Model:
+    stack = [keras.layers.Dense(width, name=f"dense_{number}") for number in range(layers)]
+    dropout = keras.layers.Dropout(0.5, name="dropout")
+    model = keras.Sequential([keras.Input((3,)), *stack[:1], dropout, *stack[1:]])
+    randomize(model, seed, optimizer)
     return model
 
 
@@ -41,21 +47,21 @@ def everything(model: keras.Model) -> list[keras.Variable]:
 
 def averages_of(model: keras.Model, value: float | None = None) -> dict[str, tf.Variable]:
     """Gives variables like the trainable weights, with twice their values or with another."""
-    return {
-        weight.path.removeprefix(f"{model.name}/"): tf.Variable(
-            2 * weight if value is None else tf.fill(weight.shape, value)
-        )
+    paths = [weight.path.removeprefix(f"{model.name}/") for weight in model.trainable_weights]
+    values = [
+        2 * weight if value is None else tf.fill(weight.shape, value)
         for weight in model.trainable_weights
-    }
+    ]
+    return dict(zip(paths, map(tf.Variable, values), strict=True))
 
 
-def values(variables: list[keras.Variable]) -> list[np.ndarray]:
-    return [np.array(variable) for variable in variables]
-
-
-def assert_equal(first: list[np.ndarray], second: list[np.ndarray]) -> None:
-    for one, other in zip(first, second, strict=True):
+def assert_equal(found: Iterable[keras.Variable], expected: Iterable[keras.Variable]) -> None:
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def assert_same_state(model: keras.Model, other: keras.Model) -> None:
+    assert_equal(everything(model), everything(other))
 
 
 def names_in(folder: pathlib.Path) -> set[str]:
@@ -74,12 +80,12 @@ def test_resumed_model_has_same_state(checkpoints):
     model, restored = make_model(seed=1), make_model(seed=2)
     for each in (restored, model):  # the second replaces the first
         checkpoints.save(each, 7)
-    before = values(restored.optimizer.variables)
+    before = [np.array(variable) for variable in restored.optimizer.variables]
     checkpoints.restore(restored, "step-7")  # the weights alone
-    assert_equal(values(model.weights), values(restored.weights))
-    assert_equal(before, values(restored.optimizer.variables))
+    assert_equal(restored.weights, model.weights)
+    assert_equal(restored.optimizer.variables, before)
     assert checkpoints.resume(restored) == 7
-    assert_equal(values(everything(model)), values(everything(restored)))
+    assert_same_state(restored, model)
     x = np.ones((4, 3), "float32")
     for _ in range(2):  # the same random numbers now, and the same after them
         np.testing.assert_array_equal(model(x, training=True), restored(x, training=True))
@@ -98,15 +104,13 @@ def test_moving_averages_and_counters_are_restored(checkpoints):
     zeros = averages_of(resumed, 0.0)
     others = {"bad_steps": tf.Variable(0), "seen": keras.Variable(0.0)}
     assert checkpoints.resume(resumed, average_weights=zeros, extra=others) == 7
-    assert_equal(values(everything(model)), values(everything(resumed)))
-    assert_equal(values(averages.values()), values(zeros.values()))
+    assert_same_state(resumed, model)
+    assert_equal(zeros.values(), averages.values())
     assert (int(others["bad_steps"]), float(others["seen"])) == (5, 7.0)
 
-    translating = make_model(seed=3)
-    checkpoints.restore(translating, "step-7")
-    assert_equal(values(translating.weights), values(averages.values()))
-    checkpoints.average(translating, [7])
-    assert_equal(values(translating.weights), values(averages.values()))
+    for use in (checkpoints.restore, lambda model, _: checkpoints.average(model, [7])):
+        use(translating := make_model(seed=3), "step-7")
+        assert_equal(translating.weights, averages.values())
 
 
 def test_one_device_and_several_share_checkpoints(checkpoints):
@@ -118,12 +122,12 @@ def test_one_device_and_several_share_checkpoints(checkpoints):
     single = make_model(seed=2)
     plain = averages_of(single, 1.0)
     checkpoints.resume(single, average_weights=plain)
-    assert_equal(values(everything(mirrored)), values(everything(single)))
-    assert_equal(values(averages.values()), values(plain.values()))
+    assert_same_state(single, mirrored)
+    assert_equal(plain.values(), averages.values())
     checkpoints.save(other := make_model(seed=3), 2, average_weights=plain)
     with strategy.scope():
         checkpoints.resume(mirrored, average_weights=averages)
-    assert_equal(values(everything(mirrored)), values(everything(other)))
+    assert_same_state(mirrored, other)
 
 
 @pytest.mark.parametrize(("where", "bad"), [("weights", np.nan), ("averages", np.inf)])
@@ -151,13 +155,10 @@ class OptimizerOfAnotherKeras(keras.optimizers.Adam):
 
 def test_optimizer_variables_are_stored_by_name(checkpoints):
     checkpoints.save(model := make_model(seed=1), 1)
-    other = make_model(seed=2)
-    other.compile(optimizer=OptimizerOfAnotherKeras(), loss="mse")
-    other.optimizer.build(other.trainable_variables)
-    checkpoints.resume(other)
+    checkpoints.resume(other := make_model(seed=2, optimizer=OptimizerOfAnotherKeras()))
     for trained in (model, other):
         trained.fit(np.ones((8, 3)), np.ones((8, 4)), batch_size=4, shuffle=False, verbose=0)
-    assert_equal(values(model.weights), values(other.weights))
+    assert_equal(other.weights, model.weights)
 
 
 class Tower(keras.Model):
@@ -165,13 +166,11 @@ class Tower(keras.Model):
 
     def __init__(self, names):
         super().__init__(name="tower")
-        self.parts = [
-            keras.Sequential(
-                [keras.layers.Dropout(0.5, name="dropout"), keras.layers.Dense(3, name="dense")],
-                name=name,
-            )
-            for name in names
-        ]
+        self.parts = [keras.Sequential(name=name) for name in names]
+        for part in self.parts:
+            part.add(keras.layers.Dropout(0.5, name="dropout"))
+            part.add(keras.layers.Dense(3, name="dense"))
+        self(np.ones((1, 3), "float32"))
 
     def call(self, x, training=False):
         return sum(part(x, training=training) for part in self.parts)
@@ -180,26 +179,16 @@ class Tower(keras.Model):
 def test_layers_in_another_order_resume(checkpoints):
     towers = [Tower(["left", "right"]), Tower(["right", "left"])]
     for seed, tower in enumerate(towers):
-        tower(np.ones((1, 3), "float32"))
-        tower.compile(optimizer=keras.optimizers.Adam(), loss="mse")
-        tower.optimizer.build(tower.trainable_variables)
-        for variable in everything(tower):
-            generator = np.random.default_rng([seed, len(variable.shape)])
-            variable.assign(generator.uniform(1, 1000, variable.shape).astype(variable.dtype))
-    seeds = [part.layers[0].seed_generator.state for part in towers[0].parts]
-    seeds[1].assign(seeds[0] + 1)
+        randomize(tower, seed)
     checkpoints.save(towers[0], 1)
     checkpoints.resume(towers[1])
-    left, right = towers[0].parts
-    for one, other in zip((left, right), reversed(towers[1].parts), strict=True):
+    for one, other in zip(towers[0].parts, reversed(towers[1].parts), strict=True):
         assert one.name == other.name
-        assert_equal(values(one.variables), values(other.variables))
+        assert_equal(one.variables, other.variables)
 
 
 def test_two_weights_of_one_name_are_rejected(checkpoints):
-    tower = Tower(["same", "same"])
-    tower(np.ones((1, 3), "float32"))
-    tower.compile(optimizer="sgd", loss="mse")
+    randomize(tower := Tower(["same", "same"]), seed=0)
     with pytest.raises(InputError, match="two variables have the name same/"):
         checkpoints.save(tower, 1)
 
@@ -222,14 +211,14 @@ def test_best_checkpoints_are_kept_beside_newest(checkpoints):
 
 
 def test_metrics_without_checkpoint_are_harmless(checkpoints):
-    checkpoints.keep_best, model = 1, make_model()
+    checkpoints.keep_best = 1
     for step in (1, 2):
-        checkpoints.save(model, step, metrics={"bleu": 10.0 * step})
+        checkpoints.save(make_model(), step, metrics={"bleu": 10.0 * step})
     checkpoints.metrics.write(3, {"bleu": 99.0})  # the checkpoint was not written any more
     assert checkpoints.best(1) == [2]
     checkpoints.metrics.path.unlink()
     for step in (3, 4, 5, 6):
-        checkpoints.save(model, step, metrics={"bleu": float(-step)})
+        checkpoints.save(make_model(), step, metrics={"bleu": float(-step)})
     assert checkpoints.steps() == [3, 4, 5, 6]
 
 
@@ -342,9 +331,6 @@ def test_average_of_many_is_exact(checkpoints):
         checkpoints.save(model, step)
     checkpoints.average(model, range(9))  # sums in float32 would round to 9
     np.testing.assert_array_equal(model.weights[0], np.float32(1 + 2.0**-23))
-    checkpoints.save_weights(model)
-    checkpoints.restore(restored := make_model(seed=8), "average")
-    assert_equal(values(model.weights), values(restored.weights))
     with pytest.raises(InputError, match="no checkpoints to average"):
         checkpoints.average(model, [])
 
@@ -374,22 +360,20 @@ def test_damaged_file_is_detected(checkpoints, end, damage):
 @pytest.mark.parametrize(
     ("changes", "optimizer", "lost"),
     [
-        ({"layers": 3}, "Adam", None),
-        ({"layers": 1}, "Adam", None),
-        ({"width": 5}, "Adam", None),
-        ({}, "SGD", None),
-        ({}, "Adamax", None),
-        ({}, "Adam", "average_weights"),
-        ({}, "Adam", "extra"),
+        ({"layers": 3}, keras.optimizers.Adam, None),
+        ({"layers": 1}, keras.optimizers.Adam, None),
+        ({"width": 5}, keras.optimizers.Adam, None),
+        ({}, keras.optimizers.SGD, None),
+        ({}, keras.optimizers.Adamax, None),
+        ({}, keras.optimizers.Adam, "average_weights"),
+        ({}, keras.optimizers.Adam, "extra"),
     ],
 )
 def test_checkpoint_of_another_model_is_rejected(checkpoints, changes, optimizer, lost):
-    model = make_model(**changes)
+    model = make_model(**changes, optimizer=optimizer())
     state = {"average_weights": averages_of(model), "extra": {"count": tf.Variable(1)}}
     stored = {name: state[name] for name in state if lost and name != lost}
     checkpoints.save(make_model(), 1, **stored)
-    model.compile(optimizer=getattr(keras.optimizers, optimizer)(), loss="mse")
-    model.optimizer.build(model.trainable_variables)
     with pytest.raises(InputError, match=r"^checkpoint .*step-1 is of another model \(") as caught:
         checkpoints.resume(model, **(state if lost else {}))
     assert "\n" not in str(caught.value)
@@ -405,25 +389,20 @@ def test_checkpoint_of_another_model_is_rejected(checkpoints, changes, optimizer
 def test_resume_skips_damaged_checkpoints(checkpoints):
     said, model = [], make_model(seed=9)
     assert checkpoints.resume(model) == 0  # there is none yet
-    assert_equal(values(everything(model)), values(everything(make_model(seed=9))))
+    assert_same_state(model, make_model(seed=9))
     for step in (1, 2, 3):
         checkpoints.save(make_model(seed=step), step)
     cut_short(checkpoints, "step-2", "step-3")
     assert checkpoints.resume(model, say=said.append) == 1
-    assert_equal(values(everything(model)), values(everything(make_model(seed=1))))
+    assert_same_state(model, make_model(seed=1))
     (line,) = said
-    assert "step-3 is damaged" in line
-    assert "step-2 is damaged" in line
-    assert line.endswith("; resuming from step 1.")
-    assert "\n" not in line
+    assert re.fullmatch(".*step-3 is damaged.*step-2 is damaged.*; resuming from step 1.", line)
     # They are not counted, and are written again when the run gets there.
     checkpoints.keep = 1
-    checkpoints.save(make_model(seed=2), 2)
-    assert checkpoints.steps() == [2, 3]
-    assert checkpoints.resume(make_model(), say=said.append) == 2
-    checkpoints.save(make_model(seed=3), 3)
-    assert checkpoints.steps() == [3]
-    assert checkpoints.resume(make_model(), say=said.append) == 3
+    for step, kept in ((2, [2, 3]), (3, [3])):
+        checkpoints.save(make_model(seed=step), step)
+        assert checkpoints.steps() == kept
+        assert checkpoints.resume(make_model(), say=said.append) == step
 
 
 def cut_short(checkpoints: Checkpoints, *names: str) -> None:
@@ -440,11 +419,8 @@ def test_auto_skips_damaged_average(checkpoints, capsys):
     assert checkpoints.find("auto") == "step-2"
     output = capsys.readouterr()
     assert output.out == ""  # a translation may be there
-    assert re.fullmatch(
-        r"checkpoint \S+average is damaged .*; checkpoint \S+step-3 is damaged .*; using step-2 "
-        r"instead\.\n",
-        output.err,
-    )
+    expected = r"\S+ \S+average is damaged .*step-3 is damaged .*; using step-2 instead\.\n"
+    assert re.fullmatch(expected, output.err)
     with pytest.raises(InputError, match=r"average is damaged .*there is step-1, step-2, step-3$"):
         checkpoints.restore(make_model(), "average")  # asked for by its name
     cut_short(checkpoints, "step-1", "step-2")
@@ -455,24 +431,19 @@ def test_auto_skips_damaged_average(checkpoints, capsys):
 # A disk that takes no more
 
 
-def test_failed_write_leaves_earlier_checkpoints(checkpoints):
+def test_failed_write_leaves_earlier_checkpoints(checkpoints, full_disk):
     model = make_model()
     checkpoints.save(model, 1)
     checkpoints.save_weights(model)
     before = names_in(checkpoints.folder)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # bytes a file may have
-    try:
-        with pytest.raises(InputError, match="cannot write checkpoint average"):
-            checkpoints.save_weights(model)
-        with pytest.raises(InputError, match=r"checkpoint step-2 .*there is step-1, average"):
-            checkpoints.save(model, 2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_disk(), pytest.raises(InputError, match="cannot write checkpoint average"):
+        checkpoints.save_weights(model)
+    with full_disk(), pytest.raises(InputError, match=r"step-2 .*there is step-1, average"):
+        checkpoints.save(model, 2)
     assert names_in(checkpoints.folder) == before
     for name in ("step-1", "average"):
         checkpoints.restore(restored := make_model(seed=5), name)
-        assert_equal(values(restored.weights), values(model.weights))
+        assert_equal(restored.weights, model.weights)
 
 
 def test_average_can_be_written_during_training(checkpoints, monkeypatch):
@@ -489,7 +460,7 @@ def test_average_can_be_written_during_training(checkpoints, monkeypatch):
     checkpoints.save_weights(averaged)
     for name, model in (("step-2", trained), ("average", averaged)):
         checkpoints.restore(restored := make_model(seed=3), name)
-        assert_equal(values(model.weights), values(restored.weights))
+        assert_equal(restored.weights, model.weights)
 
 
 def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch):
@@ -521,7 +492,7 @@ def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch):
         step = checkpoints.resume(model, say=said.append)
         assert said == []
         assert step == checkpoints.steps()[-1] > 0
-        assert all(np.all(value == step) for value in values(model.variables))
+        assert all(np.all(value == step) for value in model.variables)
         assert max(checkpoints.metrics.read()) in (step, step + 1)
         if checkpoints.has_average():  # it is never an older one
             averages += 1

@@ -14,6 +14,7 @@ from keras_transformer.training.prepare import extend_vocabularies
 from keras_transformer.training.settings import fine_tuning_configs, new_configs
 
 TAGS = ["<de>", "<fr>"]
+FILES = {"train_source": "a", "train_target": "b"}
 OPTIONS = {
     "train_steps": 200, "checkpoint_steps": 200, "batch_tokens": 256, "dropout": 0.0,
     "average_last": 1, "learning_rate": 0.02, "warmup_steps": 10,
@@ -122,54 +123,29 @@ def test_new_run_adds_tags_to_what_it_learns(files, tmp_path):
     assert run.configs().model.vocabulary_size == vocabulary.size
 
 
-def tuning(**options):
-    """Gives a call that makes the settings of a run which starts from `origin`."""
-    text = {"train_source": "a", "train_target": "b"}
-    return lambda origin, files: fine_tuning_configs(origin.configs(), "origin", text | options)
-
-
-def adding(tokens):
-    """Gives a call that adds tokens to a vocabulary."""
-
-    def add(origin, files):
-        source, target = files
-        data = DataConfig(
-            train_source=source, train_target=target, vocabulary="extend", add_tokens=tokens
-        )
-        extend_vocabularies(data, (learn_vocabulary(["abc abd"], size=10, kind="char"),) * 2)
-
-    return add
-
-
 @pytest.mark.parametrize(
-    ("use", "message"),
+    ("options", "message"),
     [
+        (dict(add_tokens="<de>", lora_rank=4), "--lora_rank=4 .* rows of new .* or --add_tokens"),
         (
-            tuning(add_tokens="<de>", lora_rank=4),
-            "--lora_rank=4 would leave the rows of new tokens untrained; remove it, or --add_token",
-        ),
-        (
-            tuning(vocabulary="extend", freeze="encoder,target_embedding"),
+            dict(vocabulary="extend", freeze="encoder,target_embedding"),
             "--freeze=target_embedding would leave the rows .* or --vocabulary=extend",
         ),
-        (
-            tuning(vocabulary="extend", vocabulary_kind="bpe"),
-            "--vocabulary_kind cannot be combined with --start_from",
-        ),
-        (
-            tuning(vocabulary="other.model"),
-            "--vocabulary cannot be combined with --start_from.* or add tokens with --vocab",
-        ),
-        (
-            lambda *_: new_configs(
-                {"train_source": "a", "train_target": "b", "vocabulary": "extend"}
-            ),
-            "--vocabulary=extend needs --start_from with the run",
-        ),
-        (adding("<de>,<de>"), "is a token of the vocabulary already; do not add it"),
-        (adding("<unk>"), "is a token of the vocabulary already; do not add it"),
+        (dict(vocabulary="extend", vocabulary_kind="bpe"), "--vocabulary_kind .* --start_from"),
+        (dict(vocabulary="other.model"), "--vocabulary .* --start_from.* add tokens with --vocab"),
     ],
 )
-def test_impossible_new_tokens_are_rejected(origin, files, use, message):
+def test_impossible_fine_tuning_is_rejected(origin, options, message):
     with pytest.raises(InputError, match=message):
-        use(origin, files)
+        fine_tuning_configs(origin.configs(), "origin", FILES | options)
+
+
+def test_new_tokens_need_a_run_to_start_from_and_are_not_in_its_vocabulary(files):
+    with pytest.raises(InputError, match="--vocabulary=extend needs --start_from with the run"):
+        new_configs(FILES | {"vocabulary": "extend"})
+    vocabulary = learn_vocabulary(["abc abd"], size=10, kind="char")
+    text = dict(zip(FILES, files, strict=True))
+    for tokens in ("<de>,<de>", "<unk>"):
+        data = DataConfig(**text, vocabulary="extend", add_tokens=tokens)
+        with pytest.raises(InputError, match="is a token of the vocabulary already; do not add it"):
+            extend_vocabularies(data, (vocabulary, vocabulary))

@@ -73,37 +73,26 @@ def test_each_split_reads_its_files(two_lines, tmp_path):
 
 
 def test_data_set_has_splits(few_numbers, monkeypatch):
-    texts = [
-        read_training_text(NUMBERS),
-        read_validation_texts(NUMBERS)[0],
-        read_test_text(NUMBERS),
-    ]
+    (dev,) = read_validation_texts(NUMBERS)
+    texts = train, _, _ = read_training_text(NUMBERS), dev, read_test_text(NUMBERS)
     assert [len(text.source) for text in texts] == [7, 1, 2]
     pairs = {pair for text in texts for pair in zip(*text, strict=True)}
     assert len(pairs) == 10
     assert ("three", "drei") in pairs
-    assert read_training_text(NUMBERS.replace(reverse=True)) == (texts[0].target, texts[0].source)
-    assert read_test_text(NUMBERS, "validation") == texts[1]
+    assert read_training_text(NUMBERS.replace(reverse=True)) == (train.target, train.source)
+    assert read_test_text(NUMBERS, "validation") == dev
     both = NUMBERS.replace(dataset="number_names/en-de,number_names/en-fr")
-    assert read_validation_texts(both)[0] == texts[1]
+    assert read_validation_texts(both)[0] == dev
     monkeypatch.setattr(DatasetSplit, "has_split", lambda split: split.split == "train")
     assert read_validation_texts(NUMBERS) == []
 
 
 def test_order_of_training_sources():
-    data = DataConfig(
-        dataset="number_names/en-de, number_names/en-fr",
-        train_file="/a.tsv,/b.tsv",
-        train_source="/a.de,/b.de",
-        train_target="/a.en,/b.en",
-        reverse=True,
-    )
+    files = dict(train_source="/a.de,/b.de", train_target="/a.en,/b.en", train_file="/a.tsv,/b.tsv")
+    data = DataConfig(**files, dataset="number_names/en-de, number_names/en-fr", reverse=True)
     sources = TranslationTask().pair_sources(data, "train")
     assert list(map(str, sources)) == [
-        "/a.de and /a.en",
-        "/b.de and /b.en",
-        "/a.tsv",
-        "/b.tsv",
+        *("/a.de and /a.en", "/b.de and /b.en", "/a.tsv", "/b.tsv"),
         "data set number_names/en-de, split train",
         "data set number_names/en-fr, split train",
     ]
@@ -169,9 +158,7 @@ def test_given_vocabularies_are_used(two_lines, tmp_path):
         learn_vocabulary([letters], size=50, kind="char").save(path)
     source, target = make_vocabularies(two_lines.replace(vocabulary=one))
     assert source is target
-    assert source.decode(source.encode(["cab"])) == ["cab"]
-    both = two_lines.replace(vocabulary=one, target_vocabulary=two)
-    source, target = make_vocabularies(both)
+    source, target = make_vocabularies(two_lines.replace(vocabulary=one, target_vocabulary=two))
     assert source.decode(source.encode(["cab"])) == ["cab"]
     assert target.decode(target.encode(["zy"])) == ["zy"]
     with pytest.raises(InputError, match=r"cannot read the vocabulary .*none\.model"):

@@ -1,5 +1,6 @@
 """The metric of the dev set: the search's own translations, evaluated as the task says."""
 
+import itertools
 import json
 import pathlib
 
@@ -15,18 +16,13 @@ from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory, compile_for_training
-from keras_transformer.training.validation import (
-    DevMetric,
-    Validation,
-    check_validation,
-)
+from keras_transformer.training.validation import DevMetric, Validation, check_validation
 
 WORDS = "a b c d e f g h"
 LINES = ["a c b", "h g f e d c b a h", "e", "b b d f a g", "c d e f", ""]
 TEXT = ParallelText(LINES, [*LINES[:-1], "a"])
 ONE = ParallelText(LINES[:1], LINES[:1])
 SEARCH = SearchConfig(max_extra_length=4)
-LONG = {"checkpoint_steps": 1000, "batch_tokens": 2000}  # affords all of the text
 
 
 def make_model(vocabulary, seed=1):
@@ -42,10 +38,13 @@ def make_vocabulary():
     return learn_vocabulary([WORDS], size=100, kind="word")
 
 
-def make_bleu(model, text):
+def make_bleu(model, text, search=SEARCH, **changes):
+    """Gives the metric of a dev set, by default with time for all of the text."""
     vocabularies = (make_vocabulary(), make_vocabulary())
-    training = tiny_run.training_config(**LONG)
-    return DevMetric(model, text, vocabularies, TranslationTask(), training, SEARCH)
+    training = tiny_run.training_config(
+        **{"checkpoint_steps": 1000, "batch_tokens": 2000} | changes
+    )
+    return DevMetric(model, text, vocabularies, TranslationTask(), training, search)
 
 
 @pytest.fixture(scope="module")
@@ -128,20 +127,16 @@ def test_two_devices_train_and_give_same_dev_translations(bleu, run_python, tmp_
 # How much is translated
 
 
-def test_number_of_dev_sentences_follows_config(vocabulary):
+@pytest.mark.parametrize(
+    ("time_share", "count"),
+    [(0.1, 0.1 * 100 * 2000 / 8 / 10), (0.1999, 499), (0.01, 128), (1.0, 1000)],  # at least a batch
+)
+def test_number_of_dev_sentences_follows_config(vocabulary, time_share, count):
     lines = [" ".join(["a"] * 9)] * 1000  # 10 tokens with the end
     # Sentences in a row differ: one that is repeated would be one of several references.
-    model, text = make_model(vocabulary), ParallelText(["a", "a a"] * 500, lines)
-
-    def count(**changes):
-        training = tiny_run.training_config(checkpoint_steps=100, batch_tokens=2000, **changes)
-        vocabularies = (vocabulary, vocabulary)
-        return DevMetric(model, text, vocabularies, TranslationTask(), training).num_sentences
-
-    assert count() == 0.1 * 100 * 2000 / 8 / 10 == 250
-    assert count(validation_time_share=0.1999) == 499
-    assert count(validation_time_share=0.01) == 128  # at least a batch
-    assert count(validation_time_share=1.0) == 1000
+    text = ParallelText(["a", "a a"] * 500, lines)
+    options = dict(checkpoint_steps=100, validation_time_share=time_share)
+    assert make_bleu(make_model(vocabulary), text, **options).num_sentences == count
 
 
 def num_tokens(bleu):
@@ -157,17 +152,16 @@ def test_dev_batches_fit_part_of_training_batch(vocabulary):
     model, text = make_model(vocabulary), ParallelText(lines, lines)
 
     def make(**changes):
-        training = tiny_run.training_config(checkpoint_steps=10**6, batch_tokens=600, **changes)
-        return DevMetric(model, text, (vocabulary, vocabulary), TranslationTask(), training)
+        options = dict(checkpoint_steps=10**6, batch_tokens=600)
+        return make_bleu(model, text, SearchConfig(), **options | changes)
 
-    rows, tokens = num_tokens(make())
+    rows, tokens = num_tokens(whole := make())
     assert rows == [1, 3, 3, 3, 128, 128, 42]  # the last 3: one of 200 tokens, two of 3
     assert max(tokens) == 600
-    indices = [index for batch in make().batches() for index in batch]
-    assert sorted(indices) == list(range(len(lines)))
+    assert sorted(itertools.chain(*whole.batches())) == list(range(len(lines)))
     # What the message advises where memory runs out.
-    assert max(num_tokens(make(accumulation_steps=2))[1]) == SearchConfig().max_source_length + 1
-    assert sorted(num_tokens(make(accumulation_steps=2))[1])[-2] == 300
+    *_, second, largest = sorted(num_tokens(make(accumulation_steps=2))[1])
+    assert (second, largest) == (300, SearchConfig().max_source_length + 1)
     assert num_tokens(make(accumulation_steps=600))[0] == [1] * len(lines)
 
 
@@ -194,9 +188,8 @@ def make_validation(text, **changes):
 
 def test_validation_searches_as_task_and_run_say(monkeypatch):
     monkeypatch.setattr(TranslationTask, "dev_search", {"beam_size": 1})
-    ((_, metric),) = make_validation(
-        ONE, search={"beam_size": 9, "max_extra_length": 7}
-    ).dev_metrics
+    search = {"beam_size": 9, "max_extra_length": 7}
+    ((_, metric),) = make_validation(ONE, search=search).dev_metrics
     assert (metric._search.beam_size, metric._search.max_extra_length) == (1, 7)
 
 

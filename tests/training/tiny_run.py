@@ -9,6 +9,7 @@ many batches of the run:
 import os
 import pathlib
 import random
+import shutil
 import signal
 import sys
 from typing import Any
@@ -51,14 +52,9 @@ def model_config(**changes: Any) -> TransformerConfig:
 
 def training_config(**changes: Any) -> TrainingConfig:
     """Gives 12 steps in three intervals; an epoch of `corpus()` has 5 to 7 batches."""
-    values = {
-        "train_steps": 12,
-        "checkpoint_steps": 4,
-        "average_last": 2,
-        "batch_tokens": 64,
-        "log_steps": 3,
-    }
-    return TrainingConfig(**values | {"warmup_steps": 6, "learning_rate": 0.02} | changes)
+    values = {"train_steps": 12, "checkpoint_steps": 4, "average_last": 2, "log_steps": 3}
+    values |= {"batch_tokens": 64, "warmup_steps": 6, "learning_rate": 0.02}
+    return TrainingConfig(**values | changes)
 
 
 def create(path: pathlib.Path, *, dropout: float = 0.2, **changes: Any) -> RunDirectory:
@@ -67,6 +63,16 @@ def create(path: pathlib.Path, *, dropout: float = 0.2, **changes: Any) -> RunDi
     configs = RunConfigs(model_config(dropout=dropout), DATA, training_config(**changes))
     run.write(configs, vocabulary, vocabulary)
     return run
+
+
+def copy_of(run: RunDirectory, path: pathlib.Path, *, until_step: int) -> RunDirectory:
+    """Copies a run as it was just after it had written a checkpoint."""
+    copy = RunDirectory(shutil.copytree(run.path, path))
+    for file in (path / "checkpoints").iterdir():
+        step = file.name.partition(".")[0].removeprefix("step-")
+        if step == "average" or (step.isdecimal() and int(step) > until_step):
+            file.unlink()
+    return copy
 
 
 def contents(run: RunDirectory, checkpoint: str) -> dict[str, np.ndarray]:
