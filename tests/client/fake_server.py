@@ -38,8 +38,6 @@ HTTP_STATUS = {
 
 
 class FaultError(Exception):
-    """An error that the server answers with."""
-
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
         self.code = code
@@ -47,19 +45,14 @@ class FaultError(Exception):
 
 
 class Request(NamedTuple):
-    """One request for a prediction, as it came in."""
-
     signature: str
     version: int
     inputs: dict[str, list[Any]]
 
 
 class Model:
-    """What both protocols serve.
-
-    Args:
-        signatures: for each signature the `tensorflow.DataType` of each of its inputs.
-        predict: signature and inputs to outputs, all of them lists by name.
+    """What both protocols serve: signatures with the `tensorflow.DataType` of each input, and a
+    function from a signature and inputs to outputs, all of them lists by name.
     """
 
     def __init__(
@@ -187,14 +180,8 @@ def serve_grpc(
 ) -> Iterator[str]:
     """Serves a model over gRPC while the context lasts; gives the address.
 
-    Args:
-        model: what to serve.
-        port: where; 0 means any free port.
-        tls: server certificate, key and the authority that clients need a certificate of, or
-            None; paths. Without them in clear text.
-        host: an address of this machine.
-        options: pairs of gRPC's options and their values.
-        threads: how many requests are answered at the same time.
+    `tls` holds the paths of certificate, key, and the authority that clients need a certificate
+    of, or None.
     """
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(threads), options=options)
     service = _GrpcService(model)

@@ -1,7 +1,6 @@
 """The client, against model servers in this process that answer, fail or are slow."""
 
 import contextlib
-import pathlib
 import random
 import re
 import socket
@@ -11,19 +10,11 @@ import time
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-from fake_server import SERVE, FaultError, upper_case_model
+from fake_server import SERVE, FaultError
 
 from keras_transformer import InputError
 from keras_transformer.client import Client, ServingError, Translation
 from keras_transformer.client import client as client_module
-
-
-@pytest.fixture
-def model():
-    return upper_case_model()
 
 
 @pytest.fixture(params=list(SERVE))
@@ -78,9 +69,6 @@ def wait_until(condition):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-# Answers.
 
 
 def test_translate_returns_texts_and_scores(serve, model):
@@ -183,21 +171,22 @@ def test_scores_have_no_padding(serve):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("method", "name", "message"),
     [
-        ("source_cut", "1 of 2 sentences are longer than the model"),
-        ("options_ignored", "a banned phrase of 1 of 2 sentences is not kept as it is"),
-        ("is_cut", "1 of 2 translations are longer than the model"),
+        ("translate", "source_cut", "1 of 2 sentences are longer than the model"),
+        ("translate", "options_ignored", "a banned phrase of 1 of 2 sentences is not kept as it"),
+        ("score", "is_cut", "1 of 2 translations are longer than the model"),
     ],
 )
-def test_what_the_model_cuts_or_ignores_is_a_warning(serve, model, name, message):
-    answer = {"translations": [["A"], ["B"]], "scores": [[-1.0]] * 2}
-    if name == "is_cut":
-        answer = {"scores": [-1.0] * 2, "token_scores": [[-1.0]] * 2, "lengths": [1, 1]}
-    model.versions[1] = lambda *_: answer | {name: [False, True]}
-    texts = [["a", "b"]] * (2 if name == "is_cut" else 1)
+def test_what_the_model_cuts_or_ignores_is_a_warning(serve, model, method, name, message):
+    answers = {
+        "translate": {"translations": [["A"], ["B"]], "scores": [[-1.0]] * 2},
+        "score": {"scores": [-1.0] * 2, "token_scores": [[-1.0]] * 2, "lengths": [1, 1]},
+    }
+    model.versions[1] = lambda *_: answers[method] | {name: [False, True]}
+    texts = [["a", "b"]] * (2 if method == "score" else 1)
     with pytest.warns(UserWarning, match=message) as found:
-        (serve().score if name == "is_cut" else serve().translate)(*texts)
+        getattr(serve(), method)(*texts)
     assert found[0].filename == __file__
 
 
@@ -237,8 +226,6 @@ def test_version_label_and_name_are_requested(serve, model):
         assert model.requests[-1].version == expected
     assert client.status() == [(1, "AVAILABLE", ""), (2, "AVAILABLE", "no such file")]
 
-
-# Failures.
 
 _SHARED = "Tensors from different tasks have different shapes and padding is turned off."
 
@@ -288,24 +275,6 @@ def test_rejected_request_ends_the_call_with_its_rows(serve, model, code):
         assert refusal(call, ["a", "bad"], ["x", "y"]).rows == (0, 1)
 
 
-def test_failed_call_asks_once_about_the_model(serve, monkeypatch):
-    """A mistyped label: a request for each in flight, one question, and the error."""
-    client = serve(label="canry", batch_size=1, requests_in_flight=2)
-    counts = dict.fromkeys(("predict", "versions", "signatures"), 0)
-
-    def count(name, method):
-        def counted(*arguments):
-            counts[name] += 1
-            return method(*arguments)
-
-        monkeypatch.setattr(client._transport, name, counted)
-
-    for name in counts:
-        count(name, getattr(client._transport, name))
-    assert "version label: canry" in str(refusal(client.translate, list("abcdefgh")))
-    assert counts["predict"] <= 2 and (counts["versions"], counts["signatures"]) == (1, 0)
-
-
 def test_call_ends_with_its_first_failure(serve, model):
     """The second request fails while the first one waits, which nobody does any more."""
     answer, may_answer = model.versions[1], threading.Event()
@@ -325,7 +294,6 @@ def test_call_ends_with_its_first_failure(serve, model):
 
 
 def test_pauses_double_within_the_timeout(serve, model):
-    """Of at most 0.2, 0.4 and 0.8 s, and at least half of each."""
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
     start = time.monotonic()
     error = refusal(serve(retries=99, timeout_s=1.0).translate, ["a"])
@@ -366,8 +334,6 @@ def http_server(answer):
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n"])
 def test_deadline_holds_for_answers_byte_by_byte(start):
-    """A server that keeps sending never exceeds a timeout of single reads."""
-
     def drip(connection):
         connection.sendall(start)
         while True:
@@ -398,12 +364,10 @@ def test_broken_connections_and_bad_gateways_are_retried(no_pause):
     "answer",
     [
         b"200 OK\r\n\r\n<html>hello</html>",
-        b"200 OK\r\n\r\n[1]",
         b'200 OK\r\n\r\n{"status": "ok"}',
         b'200 OK\r\n\r\n{"outputs": ' + b"[" * 200_000,
         b"307 Temporary Redirect\r\nLocation: /v1/other\r\n\r\n",  # with our credentials
         b"404 Not Found\r\n\r\n<html>nothing here</html>",
-        b"405 Method Not Allowed\r\n\r\n",
     ],
     ids=lambda answer: answer[:40].decode(),
 )
@@ -488,7 +452,6 @@ def test_port_of_other_protocol_is_recognized(model, no_pause, protocol, other):
 
 
 def test_closed_client_rejects_calls_and_ends_running_ones(serve, model):
-    """A call in another thread gets its answers or one error; no thread is left."""
     message = "the client is closed; make another one"
     model.may_answer.clear()
     client = serve(batch_size=1, requests_in_flight=2)
@@ -534,6 +497,13 @@ def test_invalid_settings_are_rejected(arguments, message):
         Client(**({"address": "localhost:8500"} | arguments))
 
 
+def test_missing_grpc_is_reported(monkeypatch):
+    monkeypatch.delitem(sys.modules, "keras_transformer.client.grpc", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(InputError, match="protocol grpc needs the package grpc"):
+        Client("localhost:1")
+
+
 def test_ipv6_addresses_are_accepted():
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
@@ -542,20 +512,3 @@ def test_ipv6_addresses_are_accepted():
     for address in ("[::1]:9", "::1:9"):
         with Client(address, protocol="rest", retries=0) as client:
             assert f"server at {address}: Connection refused" in str(refusal(client.status))
-
-
-def test_rest_needs_only_urllib3(run_python):
-    program = """
-import sys
-sys.modules.update(dict.fromkeys(("tensorflow", "keras", "grpc", "numpy")))  # not to be had
-from keras_transformer.client import Client
-client = Client("localhost:1", protocol="rest", retries=0)
-for call in (lambda: client.translate(["a"]), lambda: Client("localhost:1")):
-    try:
-        call()
-    except ValueError as error:
-        print(error)
-"""
-    first, second = run_python("-c", program).splitlines()
-    assert first.startswith("no answer from a rest server at localhost:1")
-    assert second.startswith("protocol grpc needs the package ")

@@ -9,7 +9,7 @@ import runpy
 import numpy as np
 import pytest
 
-from keras_transformer import config, host
+from keras_transformer import config
 from keras_transformer.config import ModelConfig, TrainingConfig
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
@@ -92,24 +92,6 @@ def test_layers_measure_table_1(measure, monkeypatch):
     (summary,) = (row for row in rows.values() if "paper_path" in row)
     assert summary["operations_exponent"] == pytest.approx(2)
     assert summary["path"] == summary["paper_path"] == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ([], ["before the flags, one of train, decode, plan, layers; got nothing"]),
-        (["train", "--presets=tiny,huge"], ["--presets must be of ", "'huge'"]),
-        (["train", "--batch=128"], ["rows x length, such as 128x16", "'128'"]),
-        (["plan", "--device=cpu"], ["--device cannot be combined with plan; remove the flag"]),
-        (["train", "--device=gpu"], ["--device=gpu needs an NVIDIA driver"]),
-        (["plan", "--batch=128x16"], ["--batch cannot be combined with plan; remove the flag"]),
-        (["decode", "--batch=multi30k"], ["rows x length, such as 64x32, got 'multi30k'"]),
-        (["layers", "--window=4"], ["--window must be odd and at least 3, got 4"]),
-    ],
-)
-def test_wrong_arguments_are_one_line(call, refused, monkeypatch, tmp_path, arguments, parts):
-    monkeypatch.setattr(host, "NVIDIA_DRIVER", tmp_path / "none")
-    refused(call("benchmark.py", *arguments), *parts)
 
 
 @pytest.mark.slow

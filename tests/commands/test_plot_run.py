@@ -81,26 +81,3 @@ def test_published_systems_have_their_own_panel(call, make_run, figure, tmp_path
 def test_missing_matplotlib_is_one_clear_line(call, make_run, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     refused(call("plot_run.py", make_run("a")), "run pip install '.[plot]' in the clone")
-
-
-@pytest.mark.parametrize(
-    ("rows", "arguments", "parts"),
-    [
-        (4, ["none"], ["no metrics in", "metrics.jsonl yet"]),
-        (4, ["gs://bucket/run"], ["gs://bucket/run is not on this machine"]),
-        (4, ["run", "--published=wmt14_en_fr"], ["needs FLOPs to compare"]),
-        (4, ["run", "--x=sustained_flops"], ["have no sustained_flops; choose a"]),
-        (4, ["run", "--output=run/metrics.jsonl"], ["--output must be a .png file"]),
-        (0, ["run"], ["run: no loss yet; plot a run that has trained"]),
-    ],
-)
-def test_unusable_inputs_are_one_line(
-    call, make_run, monkeypatch, tmp_path, refused, rows, arguments, parts
-):
-    pytest.importorskip("matplotlib", reason="needs matplotlib")
-    monkeypatch.chdir(tmp_path)
-    metrics = make_run("run", rows=rows) / "metrics.jsonl"
-    if not rows:
-        metrics.write_text('{"step": 0, "val_loss": 3.2, "bleu": 11.2}\n')
-    refused(call("plot_run.py", *arguments), *parts)
-    assert not (tmp_path / "plot.png").exists()

@@ -7,13 +7,9 @@ import pathlib
 import random
 import select
 import subprocess
-import sys
 import time
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "client"))
-
 from fake_server import SERVE, FaultError, upper_case_model
 
 from keras_transformer.commands import line_io

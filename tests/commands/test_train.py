@@ -1,6 +1,5 @@
 """The command train: what it leaves, how it resumes, and what it rejects."""
 
-import gzip
 import json
 import platform
 import re
@@ -61,7 +60,7 @@ def test_finished_run_is_reported_and_unchanged(call, copy, texts):
     assert after == before
 
 
-def test_differing_flags_are_rejected_by_name(call, copy, texts, refused):
+def test_differing_flags_are_rejected_by_name(call, copy, run_dir, texts, refused):
     before = _contents(copy)
     for flags, differences in (
         (["--num_layers=2", "--seed=7"],
@@ -70,6 +69,7 @@ def test_differing_flags_are_rejected_by_name(call, copy, texts, refused):
         (["--dataset=number_names/en-de"],
          "dataset is None there and 'number_names/en-de' here; remove"),
         ([f"--train_source={texts}/dev.en"], "train_source is "),
+        ([f"--start_from={run_dir}"], f"start_from is None there and '{run_dir}' here; "),
         (["--preset=tiny"], "model_dim is 32 there and 128 here; "),
     ):  # fmt: skip
         result = call("train.py", f"--run_dir={copy}", *flags, "--train_steps=350")
@@ -110,39 +110,6 @@ def test_damaged_run_is_resumed_and_extended(call, copy):
     after = json.loads((copy / "config.json").read_text())
     assert after["training"] == before["training"] | {"train_steps": 302, "log_steps": 70}
     assert (after["model"], after["data"]) == (before["model"], before["data"])
-
-
-@pytest.mark.parametrize(
-    ("flags", "parts"),
-    [
-        ("--train_source=absent", ["absent does not exist; expected a text file"]),
-        ("--train_target=latin", ["latin, line 2: not UTF-8", "convert"]),
-        ("--train_source=part.gz", ["part.gz is not a whole gzip file"]),
-        ("--train_source=blank", ["no pair of sentences is left of 2 in", "2 have an empty side"]),
-        ("--vocabulary_size=5000", ["size 5000 was asked for, but"]),
-        ("--dev_source=absent --dev_target=two", ["absent does not exist; expected a text file"]),
-        ("--test_source=absent --test_target=two", ["absent does not exist; expected a text"]),
-        ("--run_dir=two", ["cannot write run directory two: it is a file; give the path"]),
-        ("--freeze=encoder", ["--freeze would keep random weights; give --start_from too"]),
-        ("--lora_rank=8", ["--lora_rank would keep random weights; give --start_from too"]),
-    ],
-)
-def test_unusable_text_is_named_before_training(call, tmp_path, monkeypatch, refused, flags, parts):
-    monkeypatch.chdir(tmp_path)
-    contents = {"two": b"a\nb\n", "latin": b"a\nb\xff\n", "blank": b"\n \n"}
-    contents["part.gz"] = gzip.compress(b"a\n" * 99, mtime=0)[:-9]
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    train = ("train.py", "--run_dir=run", "--train_source=two", "--train_target=two")
-    kind = "bpe" if "5000" in flags else "char"
-    vocabulary = (f"--vocabulary_kind={kind}", "--vocabulary_size=6")
-    refused(call(*train, *vocabulary, *flags.split()), *parts)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents
-
-
-def test_unknown_data_set_lists_close_names(call, tmp_path, refused):
-    result = call("train.py", f"--run_dir={tmp_path}/run", "--dataset=number_name")
-    refused(result, "there is no data set 'number_name'; close names: ", "number_names")
 
 
 def test_run_without_its_test_files_is_resumed(call, copy, tmp_path):

@@ -69,28 +69,6 @@ def test_start_from_trains_all_but_frozen_parts(call, origin, flags, tmp_path):
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("flag", "parts"),
-    [
-        ("--start_from=absent", ["no training run in absent: it has no config.json"]),
-        ("--start_from=absent/checkpoints/step-9", ["no training run in absent"]),
-        ("--start_from={origin}/checkpoints/step-9", ["no checkpoint step-9 in", "is step-0"]),
-        ("--num_layers=3", ["differs: num_layers is 1 there and 3 here; remove these options"]),
-        ("--activation=relu", ["activation is 'swish' there and 'relu' here"]),
-        ("--architecture=recurrent", ["architecture is 'transformer' there and 'recurrent' here"]),
-        ("--vocabulary_size=30", ["--vocabulary_size cannot be combined with --start_from"]),
-        ("--freeze=head", ["freeze must be one of decoder, embeddings, encoder, source_embedding"]),
-        ("--freeze=encoder,decoder,embeddings", ["leaves no weights to train"]),
-        ("--lora_rank=0", ["lora_rank must be at least 1, got 0"]),
-    ],
-)  # fmt: skip
-def test_flags_that_contradict_start_from_are_rejected(
-    call, origin, flags, tmp_path, refused, flag, parts
-):
-    refused(call("train.py", *flags, flag.format(origin=origin.path)), *parts)
-    assert not (tmp_path / "run" / "config.json").exists()
-
-
 def test_start_from_finds_run_and_checkpoint(origin, tmp_path):
     path = shutil.copytree(origin.path, tmp_path / "checkpoints" / "run1")
     for given, checkpoint in (("", "auto"), ("checkpoints/step-0.index", "step-0")):
@@ -107,15 +85,6 @@ def test_resumed_random_run_cannot_freeze(call, origin, texts, tmp_path, refused
     run.write(origin.configs()._replace(data=data), vocabulary, vocabulary)
     result = call("train.py", f"--run_dir={run.path}", "--freeze=encoder")
     refused(result, "--freeze would keep random weights")
-
-
-def test_start_from_without_text_or_at_another_run_is_rejected(
-    call, origin, flags, tmp_path, refused
-):
-    result = call("train.py", f"--run_dir={tmp_path}/run", f"--start_from={origin.path}")
-    refused(result, "--start_from needs text to train on; name it, as in --train_source")
-    result = call("train.py", *flags, f"--run_dir={origin.path}")
-    refused(result, f"holds another run: start_from is None there and '{origin.path}' here")
 
 
 @pytest.mark.parametrize(("options", "factor"), [({}, 0.1), ({"lora_rank": 8}, 1.0)])

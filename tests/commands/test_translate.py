@@ -143,7 +143,7 @@ def test_alignments_number_the_written_words(call, fake_export, joins):
 
 
 @pytest.mark.slow
-def test_checkpoints_and_runs_form_an_ensemble(translate, call, run_dir, texts, tmp_path, refused):
+def test_checkpoints_and_runs_form_an_ensemble(translate, call, run_dir, texts, tmp_path):
     copy = shutil.copytree(run_dir, tmp_path / "copy")
     arguments = ("--scores", texts / "test.en")
     twice = call("translate.py", f"--run_dir={run_dir},{copy}", *arguments)
@@ -156,7 +156,6 @@ def test_checkpoints_and_runs_form_an_ensemble(translate, call, run_dir, texts, 
     assert outputs["auto"] == outputs["average"]
     assert outputs["latest"] == outputs["300"]
     assert len(set(outputs.values())) == 4
-    refused(translate("--checkpoint=7,8"), "no checkpoint step-7")
 
 
 def test_output_never_replaces_a_file_of_the_export(call, tmp_path, refused):
@@ -170,9 +169,6 @@ def test_output_never_replaces_a_file_of_the_export(call, tmp_path, refused):
 def test_missing_and_damaged_models_are_named(call, run_dir, tmp_path, refused):
     copy = shutil.copytree(run_dir, tmp_path / "copy")
     command = ("translate.py", f"--run_dir={copy}")
-    there = "there is step-150, step-300, average"
-    refused(call(*command, "--checkpoint=7"), "no checkpoint step-7 in ", there)
-    refused(call(*command, "--checkpoint=first"), "no checkpoint 'first'", "auto, latest, best, av")
     for data in (copy / "checkpoints").glob("*.data*"):
         data.write_bytes(b"")
     damaged = [f"{name} is damaged" for name in ("average", "step-150", "step-300")]

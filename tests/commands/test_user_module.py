@@ -1,20 +1,10 @@
 """Architectures of the user on the command line: --user_module."""
 
 import pathlib
-import sys
 
 import pytest
 
 TOY = pathlib.Path(__file__).parents[1] / "models" / "toy_architecture.py"
-
-
-@pytest.mark.parametrize("module", ["nowhere.py", "nowhere_at_all", "nowhere.at_all"])
-def test_missing_user_module_is_named(call, refused, monkeypatch, module):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    refused(
-        call("train.py", "--run_dir=x", "--user_module", module),
-        f"--user_module: there is no module '{module}'; give the path of a Python file",
-    )
 
 
 def test_file_with_the_name_of_a_standard_module_is_loaded(call, refused, tmp_path):
