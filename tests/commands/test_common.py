@@ -14,20 +14,7 @@ import keras_transformer
 from keras_transformer.commands.main import COMMANDS, main
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "scripts"
-# Some flags of each script.
-_FLAGS = {
-    "average_checkpoints": ["last", "run_dir"],
-    "benchmark": ["presets", "rounds", "run_dir", "vocabulary_size"],
-    "evaluate": ["beam_size", "bleu_tokenize", "checkpoint", "json", "length_penalty", "output"],
-    "export": ["beam_size", "export_dir", "num_translations", "model_version"],
-    "explore": ["output", "png", "run_dir", "serve"],
-    "import_model": ["model", "run_dir", "num_heads"],
-    "learn_vocabulary": ["output", "vocabulary_kind", "vocabulary_size"],
-    "plot_run": ["output"],
-    "serve_client": ["alignments", "length_penalty", "protocol", "references", "server", "status"],
-    "train": ["dataset", "dropout", "num_heads", "train_source", "train_steps", "run_dir"],
-    "translate": ["batch_size", "max_source_length", "saved_model", "scores"],
-}
+_SCRIPTS = ("benchmark", *COMMANDS)
 
 
 @pytest.fixture
@@ -47,23 +34,21 @@ def write_script(tmp_path):
 
 
 def test_all_scripts_are_covered():
-    scripts = {path.stem for path in _FOLDER.glob("*.py")}
-    assert _FLAGS.keys() == scripts - {"results"} == {"benchmark", *COMMANDS}
+    assert {path.stem for path in _FOLDER.glob("*.py")} == {"results", *_SCRIPTS}
 
 
-@pytest.mark.parametrize("script", _FLAGS)
+@pytest.mark.parametrize("script", _SCRIPTS)
 def test_help_explains_every_flag(call, script):
     result = call(f"{script}.py", "--help")
     assert (result.code, result.err) == (0, "")
     assert f"python scripts/{script}.py " in result.out  # an example
     explained = dict(re.findall(r"^  --(?:\[no\])?(\w+): (.+)$", result.out, re.M))
-    assert set(_FLAGS[script]) <= set(explained)
+    assert explained.keys() == {*re.findall(r"^  --(?:\[no\])?(\w+)", result.out, re.M)}
     assert all(len(text) > 10 for text in explained.values())
     assert "None" not in result.out
 
 
 def test_commands_define_their_flags_without_tensorflow(run_python):
-    """Loading TensorFlow would take seconds."""
     program = """
 import importlib, sys
 from absl import flags
@@ -103,7 +88,6 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("train --run_dir=x --preset=huge", "--preset must be one of tiny, base, big, "),
         ("train --run_dir=x --train_steps=many", "--train_steps must be an integer, got 'many'"),
         ("train --run_dir=x --reverse=yes?", "--reverse must be true or false, got 'yes?'"),
-        ("train --run_dir=x --train_steps=0", "train_steps must be at least 1, got 0"),
         ("train --run_dir=x", "x has no run yet, and no data is named for one; give --train"),
         ("train --run_dir=x --num_steps=3", "--num_steps is a setting of architecture universal, "),
         ("train --run_dir=x more", "unexpected argument 'more'; all options are flags, as in --na"),
@@ -129,7 +113,6 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("evaluate --run_dir=x --output=none/out", "the folder none does not exist; make it first"),
         ("evaluate --run_dir=x --each=.", ". is a folder; give the name of a file"),
         ("plot_run", "name one or several run directories"),
-        ("plot_run x --output=y.pdf", "--output must be a .png file, got 'y.pdf'"),
         ("serve_client", "--server must be given; --help lists the flags"),
         ("serve_client --server=x:1 --protocol=soap", "--protocol must be one of grpc, rest, got"),
         ("serve_client --server=x:1 --beam_size=2", "unknown flag --beam_size"),
@@ -192,11 +175,6 @@ def test_installed_command_is_named_in_help_and_errors(command):
     assert error.startswith("keras-transformer average_checkpoints: --run_dir must be given; ")
     expected = (0, f"keras-transformer train {keras_transformer.__version__}\n", "")
     assert command("train", "--version") == expected
-
-
-def test_package_installs_the_command():
-    project = (_FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'keras-transformer = "{main.__module__}:{main.__name__}"' in project
 
 
 # Errors and output

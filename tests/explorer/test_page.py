@@ -70,18 +70,6 @@ def test_marks_in_a_sentence_stay_text(view, sentence):
     assert "async function unpack" in page.rpartition("<script>")[2]
 
 
-def test_models_and_sentences_are_listed_once(view):
-    other = view._replace(model="other")
-    content = page_content(
-        [view, other, view._replace(sentence="sun"), other._replace(sentence="sun")]
-    )
-    assert [model["name"] for model in content["models"]] == [view.model, "other"]
-    assert content["sentences"] == [view.sentence, "sun"]
-    assert len(content["views"]) == 4
-    (previous,) = content["models"][0]["heads"]["encoder"]["previous"]
-    assert len(previous) == 2
-
-
 JSON = {"Content-Type": "application/json"}
 
 
