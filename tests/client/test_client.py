@@ -19,7 +19,6 @@ from keras_transformer.client import client as client_module
 
 @pytest.fixture(params=list(SERVE))
 def serve(request, model):
-    """Serves the model over each protocol; gives a function that makes clients of it."""
     with SERVE[request.param](model) as address, contextlib.ExitStack() as clients:
 
         def connect(**options):
@@ -32,7 +31,6 @@ def serve(request, model):
 
 @pytest.fixture
 def no_pause(monkeypatch):
-    """Retries almost at once."""
     monkeypatch.setattr(client_module, "_FIRST_PAUSE_S", 0.001)
 
 
@@ -45,7 +43,6 @@ def refusal(call, *arguments, kind=ServingError, **options):
 
 
 def in_thread(call, *arguments):
-    """Starts a call; returns a function that waits for its result or `InputError`."""
     outcomes = []
 
     def run():

@@ -28,8 +28,6 @@ def serve(certificates, model, protocol):
 
 @pytest.fixture
 def connect(certificates, protocol):
-    """Makes clients that trust the authority."""
-
     def connect(address, **options):
         trust = {"root_certificates": certificates / "ca.pem", "retries": 1, "timeout_s": 10}
         return Client(address, protocol=protocol, tls=True, **trust | options)

@@ -37,8 +37,6 @@ def start():
 
 @pytest.fixture(scope="session")
 def run(start):
-    """Runs a script in a process of its own."""
-
     def run(script, *arguments, **options):
         process = start(script, *arguments, **options)
         out, err = process.communicate(timeout=600)
@@ -95,19 +93,16 @@ def share_translators(monkeypatch, traced):
 
 @pytest.fixture
 def translate(call, run_dir, share_translators):
-    """Runs translate with the trained run."""
     return functools.partial(call, "translate.py", f"--run_dir={run_dir}")
 
 
 @pytest.fixture
 def evaluate(call, run_dir, share_translators):
-    """Runs evaluate with the trained run."""
     return functools.partial(call, "evaluate.py", f"--run_dir={run_dir}")
 
 
 @pytest.fixture
 def training_ends(monkeypatch):
-    """Replaces training by an exception."""
     from keras_transformer.training import trainer
 
     def training_ends(error):

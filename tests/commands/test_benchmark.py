@@ -158,7 +158,6 @@ print(json.dumps([sum(each.numel() for each in model.parameters()), losses, unus
 
 @pytest.mark.slow
 def test_pytorch_has_our_parameters_and_losses(tmp_path, run_python):
-    """With equal weights, before and after updates."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
     import keras

@@ -132,13 +132,8 @@ def test_wrong_flags_fail_before_anything_loads(
     assert not (tmp_path / "x").exists()
 
 
-# The installed command
-
-
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Runs keras-transformer in this process and gives its exit status, output and errors."""
-
     def command(*arguments):
         monkeypatch.setattr(sys, "argv", ["/usr/bin/keras-transformer", *arguments])
         others = set(flags.FLAGS)
@@ -175,9 +170,6 @@ def test_installed_command_is_named_in_help_and_errors(command):
     assert error.startswith("keras-transformer average_checkpoints: --run_dir must be given; ")
     expected = (0, f"keras-transformer train {keras_transformer.__version__}\n", "")
     assert command("train", "--version") == expected
-
-
-# Errors and output
 
 
 def test_input_errors_are_one_line_bugs_keep_tracebacks(run, write_script, refused, tmp_path):

@@ -28,7 +28,6 @@ def make_run(tmp_path):
 
 @pytest.fixture
 def figure(monkeypatch):
-    """Gives the figure that the script draws, once it has."""
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="needs matplotlib")
     figures = []
     subplots = pyplot.subplots

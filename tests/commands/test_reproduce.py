@@ -47,7 +47,6 @@ def commands(row: str, data: pathlib.Path, *seeds: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with the files of all rows, empty."""
     folder = tmp_path_factory.mktemp("all data")
     assert bash("-c", f"touch {_FILES}", cwd=folder).returncode == 0
     return folder

@@ -22,7 +22,6 @@ def model():
 
 @pytest.fixture(params=list(SERVE))
 def client(request, call, model):
-    """Runs the command with a server."""
     with SERVE[request.param](model) as address:
 
         def client(*arguments, stdin=b""):
@@ -172,11 +171,7 @@ def test_grpc_writes_no_log(run, model, refused, certificates):
     refused(result, "CERTIFICATE_VERIFY_FAILED")
 
 
-# Pipes and long jobs
-
-
 def test_program_that_waits_for_an_answer_gets_it(start, model):
-    """A line at a time on a pipe that stays open."""
     with SERVE["rest"](model) as address:
         command = ("serve_client.py", f"--server={address}", "--protocol=rest")
         process = start(*command, stdin=subprocess.PIPE)

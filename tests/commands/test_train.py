@@ -21,7 +21,6 @@ def _contents(folder):
 
 @pytest.fixture
 def copy(run_dir, tmp_path):
-    """A copy of the trained run that a test may change."""
     return shutil.copytree(run_dir, tmp_path / "copy")
 
 
@@ -81,7 +80,6 @@ def test_differing_flags_are_rejected_by_name(call, copy, run_dir, texts, refuse
 
 
 def test_printed_flags_make_the_same_run(call, copy, tmp_path):
-    """A configuration file: what --print_flags writes, --flagfile reads."""
     printed = call("train.py", f"--run_dir={copy}", "--print_flags")
     assert (printed.code, printed.err) == (0, "")
     (tmp_path / "flags").write_text(f"# the settings\n{printed.out}")
@@ -148,7 +146,6 @@ def test_stopped_run_reports_checkpoint_and_status(call, tmp_path, train_flags, 
 
 
 def start_workers(start, free_ports, *arguments):
-    """Starts train.py on two workers."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     tasks = [{"cluster": cluster, "task": {"type": "worker", "index": each}} for each in range(2)]
     return [start("train.py", *arguments, env={"TF_CONFIG": json.dumps(task)}) for task in tasks]

@@ -32,7 +32,6 @@ def origin(words, tmp_path_factory):
 
 @pytest.fixture
 def flags(texts, tmp_path, origin):
-    """The flags of a short training that starts from it."""
     files = [
         f"--{split}_{side}={texts}/{split}.{ending}"
         for split in ("train", "dev")

@@ -180,9 +180,6 @@ def test_missing_and_damaged_models_are_named(call, run_dir, tmp_path, refused):
     refused(call(*command), "is no run but a model of another toolkit; make a run of it with keras")
 
 
-# Details, and sentences of a line.
-
-
 def test_details_are_lines_of_json(translate):
     lines = "sun cat two\n\ncat 木\n".encode()
     result = translate("--details", stdin=lines)
@@ -226,9 +223,6 @@ def test_long_lines_are_read_whole_in_sentences(translate):
     assert translate(*options, stdin=line.encode()).err == ""
     long = translate(*options, stdin=b"Sun cat. Sun cat two tree sun cat two.\n")
     assert "1 of 1 lines have sentences that have more than 6 tokens" in long.err
-
-
-# Terminals and long jobs.
 
 
 @pytest.mark.slow

@@ -97,7 +97,6 @@ def arcs(page):
 
 
 def drag(page, threshold):
-    """Sets the least weight that is shown, in percent."""
     page.get_by_label("Hide weights below").fill(str(threshold))
 
 

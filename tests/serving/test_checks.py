@@ -57,7 +57,6 @@ def translator():
 
 @pytest.fixture(scope="module")
 def requests(translator):
-    """Requests with the sentences above."""
     return make_requests(translator, _SIGNATURES, _SENTENCES, batch_sizes=(1, 3))
 
 

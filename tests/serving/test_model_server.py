@@ -31,7 +31,6 @@ SENTENCES = ["hello tree", "", "sun", "cat cat two house", "unknown words", "two
 
 @pytest.fixture(scope="module", params=["tensorflow_model_server", "stand-in"])
 def program(request):
-    """The command that starts a server."""
     if request.param == "stand-in":
         return [sys.executable, str(STAND_IN)]
     name = os.environ.get("TENSORFLOW_MODEL_SERVER", request.param)
@@ -89,7 +88,6 @@ def server(program, exported, free_ports, tmp_path_factory):
 
 @pytest.fixture(params=["grpc", "rest"])
 def connect(request, server):
-    """Makes clients of the server, over each protocol."""
     address = f"127.0.0.1:{server[0][request.param]}"
     clients = []
 
