@@ -101,27 +101,23 @@ def test_tls_mismatch_is_reported(model, protocol, serve, connect):
 
 
 @pytest.mark.parametrize(
-    ("files", "parts"),
+    ("files", "message"),
     [
-        ({"root_certificates": "absent.pem"}, ("root_certificates", "absent.pem: No such file")),
-        ({"root_certificates": "text.pem"}, ("root_certificates must be PEM", "text.pem")),
-        ({"client_certificate": "client.pem"}, ("client_certificate and client_key together",)),
-        ({"client_key": "client.key"}, ("client_certificate and client_key together",)),
-        ({"client_certificate": "text.pem", "client_key": "client.key"}, ("text.pem and",)),
-        ({"client_certificate": "client.pem", "client_key": "server.key"}, ("client.pem and",)),
-        (
-            {"client_certificate": "client.pem", "client_key": "encrypted.key"},
-            ("the key unencrypted",),
-        ),
+        ({"root_certificates": "absent.pem"}, r"root_certificates.*absent\.pem: No such file"),
+        ({"root_certificates": "text.pem"}, r"root_certificates must be PEM.*text\.pem"),
+        ({"client_certificate": "client.pem"}, "client_certificate and client_key together"),
+        ({"client_key": "client.key"}, "client_certificate and client_key together"),
+        ({"client_certificate": "text.pem", "client_key": "client.key"}, "text.pem and"),
+        ({"client_certificate": "client.pem", "client_key": "server.key"}, "client.pem and"),
+        ({"client_certificate": "client.pem", "client_key": "encrypted.key"}, "key unencrypted"),
     ],
 )
-def test_invalid_certificate_files_are_rejected(certificates, protocol, files, parts):
+def test_invalid_certificate_files_are_rejected(certificates, protocol, files, message):
     (certificates / "text.pem").write_text("no certificate")
     paths = {name: certificates / file for name, file in files.items()}
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         Client("localhost:1", protocol=protocol, tls=True, **paths)
     assert "\n" not in str(caught.value)
-    assert all(part in str(caught.value) for part in parts)
 
 
 def test_headers_are_sent_with_every_request_and_never_shown(serve, connect, model):

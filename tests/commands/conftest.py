@@ -114,29 +114,6 @@ def training_ends(monkeypatch):
     return training_ends
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """Gives a folder on a disk of its own with so many bytes, where mounting is permitted."""
-    mounted = []
-
-    def mount(size):
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        try:
-            done = subprocess.run(command, capture_output=True, check=False)
-        except OSError as error:
-            pytest.skip(f"needs a small disk, and there is no mount: {error}")
-        if done.returncode:
-            pytest.skip(f"needs a small disk, and may not mount one: {done.stderr.decode()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
 @pytest.fixture(scope="session")
 def refused():
     """Checks that a command said in one line what is wrong."""

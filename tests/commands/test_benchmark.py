@@ -112,6 +112,18 @@ import torch
 from benchmarks import pytorch
 from keras_transformer.config import ModelConfig, TrainingConfig
 
+OURS = {
+    "self_attn.in_proj_weight": "self_attention/query_key_value/kernel",
+    "self_attn.out_proj.weight": "self_attention/output/kernel",
+    "multihead_attn.in_proj_weight":
+        "cross_attention/query/kernel cross_attention/key_value/kernel",
+    "multihead_attn.out_proj.weight": "cross_attention/output/kernel",
+    "linear1.weight": "feed_forward/inner/kernel", "linear1.bias": "feed_forward/inner/bias",
+    "linear2.weight": "feed_forward/outer/kernel", "linear2.bias": "feed_forward/outer/bias",
+    "norm1.weight": "self_attention_norm/gain", "norm1.bias": "self_attention_norm/bias",
+    "norm2.weight": "cross_attention_norm/gain", "norm2.bias": "cross_attention_norm/bias",
+    "norm3.weight": "feed_forward_norm/gain", "norm3.bias": "feed_forward_norm/bias",
+}
 arrays = dict(np.load(sys.argv[1]))
 config = ModelConfig.from_dict(json.loads(sys.argv[2]))
 settings = TrainingConfig.from_dict(json.loads(sys.argv[3]))
@@ -126,23 +138,9 @@ for name, parameter in model.named_parameters():
     if name == "embedding.weight":
         value = ours("source_embedding/table").T
     else:
-        _, side, _, index, part, *rest = name.split(".")
-        layer = f"{side}/layer_{index}"
-        attention = {"self_attn": "self_attention", "multihead_attn": "cross_attention"}.get(part)
-        if part.startswith("norm"):
-            residuals = ["self_attention", "cross_attention", "feed_forward"]
-            residuals = residuals if side == "decoder" else residuals[::2]
-            kind = "gain" if rest == ["weight"] else "bias"
-            value = ours(f"{layer}/{residuals[int(part[-1]) - 1]}_norm/{kind}")
-        elif rest == ["in_proj_weight"]:
-            names = ["query_key_value"] if part == "self_attn" else ["query", "key_value"]
-            value = ours(*(f"{layer}/{attention}/{each}/kernel" for each in names))
-        elif attention:
-            value = ours(f"{layer}/{attention}/output/kernel")
-        else:
-            linear = {"linear1": "inner", "linear2": "outer"}[part]
-            kind = "kernel" if rest == ["weight"] else "bias"
-            value = ours(f"{layer}/feed_forward/{linear}/{kind}")
+        _, side, _, index, part = name.split(".", 4)
+        names = OURS[part.replace("norm2", "norm3") if side == "encoder" else part]
+        value = ours(*(f"{side}/layer_{index}/{each}" for each in names.split()))
     with torch.no_grad():
         parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
 
@@ -180,9 +178,9 @@ def test_pytorch_has_our_parameters_and_losses(tmp_path, run_python):
     num_parameters, losses, unused = json.loads(output.splitlines()[-1])
     assert (num_parameters, unused) == (model.count_params(), [])
     compile_for_training(model, training)
-    for batch, loss in zip(zip(source, target, labels, strict=True), losses, strict=True):
-        inputs = dict(zip(("source", "target"), batch, strict=False))
+    for *ids, batch_labels, loss in zip(source, target, labels, losses, strict=True):
         model.reset_metrics()
-        found = model.train_on_batch(inputs, batch[2], return_dict=True)["loss"]
+        inputs = dict(zip(("source", "target"), ids, strict=True))
+        found = model.train_on_batch(inputs, batch_labels, return_dict=True)["loss"]
         assert found == pytest.approx(loss, rel=2e-5)
     assert losses[-1] != pytest.approx(losses[0], rel=0.01)

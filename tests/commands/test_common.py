@@ -91,16 +91,13 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("train --run_dir=x", "x has no run yet, and no data is named for one; give --train"),
         ("train --run_dir=x --num_steps=3", "--num_steps is a setting of architecture universal, "),
         ("train --run_dir=x more", "unexpected argument 'more'; all options are flags, as in --na"),
-        ("train --run_dir=x --train_source=a --train_target=b --dev_source=c",
-         "dev_source and dev_target must be given together; one is missing"),
+        ("train --run_dir=x --train_source=a --train_target=b --dev_source=c", "dev_target must"),
         ("train --run_dir=~nobody-here/x", "there is no user 'nobody-here'"),
         ("train --flagfile=absent", "--flagfile cannot be read: No such file"),
         ("translate", "give --run_dir or --saved_model, one of the two"),
         ("translate --run_dir=x --batch_size=-1", "--batch_size must be a positive integer, got"),
-        ("translate --run_dir=x --num_translations=5 --beam_size=3",
-         "num_translations 5 is larger than beam_size 3; raise beam_size or ask for fewer"),
-        ("translate --saved_model=exports/1 --beam_size=3",
-         "no SavedModel in exports/1: it has no saved_model.pb"),
+        ("translate --run_dir=x --num_translations=5 --beam_size=3", "5 is larger than beam_size"),
+        ("translate --saved_model=exports/1 --beam_size=3", "no SavedModel in exports/1: it"),
         ("translate --run_dir=x --scores --details", "--scores cannot be combined with --details"),
         ("translate --run_dir=x --alignments --split_sentences=en", "--alignments cannot be comb"),
         ("translate --run_dir=x --references=y --details", "--references cannot be combined with"),
@@ -116,8 +113,7 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("serve_client", "--server must be given; --help lists the flags"),
         ("serve_client --server=x:1 --protocol=soap", "--protocol must be one of grpc, rest, got"),
         ("serve_client --server=x:1 --beam_size=2", "unknown flag --beam_size"),
-        ("serve_client --server=x:1 --references=y --seed=3",
-         "--references scores given translations and cannot be combined with search"),
+        ("serve_client --server=x:1 --references=y --seed=3", "--references scores given transl"),
         ("learn_vocabulary --output=x", "no text files; name one or several"),
         ("average_checkpoints --run_dir=x --last=0", "--last must be a positive integer, got '0'"),
     ],
@@ -200,10 +196,9 @@ def test_closed_pipe_ends_a_command_silently(start, write_script):
     ("stream", "body", "message"),
     [
         (1, "print('a line')", "output is closed; redirect it to a file, or to /dev/null"),
-        (0, "from keras_transformer.commands.line_io import Job\nlist(Job().groups())",
-         "input is closed; name files, or give sentences there"),
+        (0, "from keras_transformer.commands.line_io import Job\nlist(Job().groups())", "input is"),
     ],
-)  # fmt: skip
+)
 def test_closed_standard_streams_are_rejected(run, write_script, refused, stream, body, message):
     result = run(write_script(body), preexec_fn=lambda: os.close(stream))
     refused(result, f"standard {message}")

@@ -35,14 +35,6 @@ def test_export_writes_version_and_model_card(call, run_dir, texts, tmp_path):
     assert dev and not [line for line in dev if line in warm_up]  # the text is generated
 
 
-@pytest.mark.slow
-def test_full_disk_leaves_nothing(call, run_dir, small_disk, refused):
-    folder = small_disk("100k")
-    result = call("export.py", f"--run_dir={run_dir}", f"--export_dir={folder}/letters")
-    refused(result, f"cannot write the export to {folder}/letters/1")
-    assert list(folder.iterdir()) == []
-
-
 def test_ctranslate2_format_has_versions(call, run_dir, tmp_path):
     pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
     result = call(

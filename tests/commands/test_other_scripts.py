@@ -49,10 +49,8 @@ def bash(*arguments, cwd, **environment):
 def test_quickstart_takes_its_folder_relative_to_the_caller(tmp_path):
     (tmp_path / "mine").mkdir()
     done = bash(_SCRIPTS / "quickstart.sh", "mine", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr == (
-        f"quickstart: {tmp_path}/mine exists already; remove it, or name a new folder\n"
-    )
+    expected = f"quickstart: {tmp_path}/mine exists already; remove it, or name a new folder\n"
+    assert (done.returncode, done.stderr) == (1, expected)
 
 
 _PYTHON = """#!/bin/sh

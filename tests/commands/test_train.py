@@ -1,14 +1,23 @@
 """The command train: what it leaves, how it resumes, and what it rejects."""
 
 import json
+import pathlib
 import platform
 import re
 import shutil
 import signal
 
+import numpy as np
 import pytest
 
-from keras_transformer.training import Stopped, distribution
+from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
+from keras_transformer.models import Transformer
+from keras_transformer.text import learn_vocabulary
+from keras_transformer.training import RunConfigs, RunDirectory, Stopped, distribution
+from keras_transformer.training.metrics import read_metrics
+from keras_transformer.training.settings import fine_tuning_configs
+
+_TOY = pathlib.Path(__file__).parents[1] / "models" / "toy_architecture.py"
 
 
 def _contents(folder):
@@ -34,7 +43,7 @@ def test_process_leaves_a_complete_run_directory(run, train_flags, tmp_path):
     assert names == files | {"checkpoints", "tokens"}
     stems = {path.name.partition(".")[0] for path in (run_dir / "checkpoints").iterdir()}
     assert stems == {"step-2", "step-4", "average", "checkpoint_metrics"}
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [2, 4]
     assert all({"val_loss", "bleu"} < row.keys() for row in rows)
 
@@ -103,7 +112,7 @@ def test_damaged_run_is_resumed_and_extended(call, copy):
     assert "step-300 is damaged" in result.out
     assert "resuming from step 150" in result.out
     assert "Trained 302 steps on " in result.out
-    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(copy / "metrics.jsonl")
     assert [row["step"] for row in rows] == [50, 100, 150, 210, 280, 300, 302]
     after = json.loads((copy / "config.json").read_text())
     assert after["training"] == before["training"] | {"train_steps": 302, "log_steps": 70}
@@ -117,16 +126,6 @@ def test_run_without_its_test_files_is_resumed(call, copy, tmp_path):
     result = call("train.py", f"--run_dir={copy}")
     assert (result.code, result.err) == (0, "")
     assert "Nothing to do" in result.out
-
-
-@pytest.mark.slow
-def test_full_disk_leaves_whole_checkpoints(run, small_disk, train_flags, refused):
-    run_dir = small_disk("1m") / "run"
-    result = run("train.py", f"--run_dir={run_dir}", *train_flags, "--model_dim=64")
-    place = f"{run_dir}/checkpoints"
-    refused(result, f"cannot write checkpoint step-4 to {place}", "free some space", "is step-2")
-    left = {path.name.partition(".")[0] for path in (run_dir / "checkpoints").iterdir()}
-    assert left == {"step-2", "checkpoint_metrics"}
 
 
 def test_stopped_run_reports_checkpoint_and_status(call, tmp_path, train_flags, training_ends):
@@ -157,10 +156,7 @@ def test_two_workers_train_the_same_run_as_one(start, call, tmp_path, train_flag
     for worker in start_workers(start, free_ports, f"--run_dir={tmp_path}/run", *train_flags):
         _, err = worker.communicate(timeout=1200)
         assert worker.returncode == 0, err
-    rows, expected = (
-        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for path in (tmp_path / "run", tmp_path / "alone")
-    )
+    rows, expected = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("run", "alone"))
     for row, other in zip(rows, expected, strict=True):
         for name in ("step", "target_tokens", "padding", "bleu"):
             assert row[name] == other[name]
@@ -219,3 +215,132 @@ def test_missing_dev_set_names_flags_of_the_text(call, train_flags, tmp_path, tr
     flags = ("--task=parsing", f"--train_file={tmp_path / 'trees'}")
     result = call("train.py", f"--run_dir={tmp_path / 'trees_run'}", *flags)
     assert "There is no dev set; name one with --dev_file.\n" in result.out
+
+
+# Runs that start from another one.
+
+
+@pytest.fixture(scope="module")
+def origin(words, tmp_path_factory):
+    """A run with weights, of the words of both languages, that nothing has trained."""
+    vocabulary = learn_vocabulary([" ".join(words), " ".join(words.values())], size=20, kind="word")
+    config = TransformerConfig(
+        vocabulary_size=vocabulary.size, num_layers=1, model_dim=16, num_heads=2,
+        feed_forward_dim=16, activation="swish",
+    )  # fmt: skip
+    data = DataConfig(train_source="gone", train_target="gone", vocabulary_kind="word")
+    configs = RunConfigs(
+        config, data, TrainingConfig(), search={"beam_size": 2, "max_extra_length": 5}
+    )
+    run = RunDirectory(tmp_path_factory.mktemp("origin") / "run")
+    run.write(configs, vocabulary, vocabulary, Transformer(config))
+    return run
+
+
+@pytest.mark.slow
+def test_start_from_trains_all_but_frozen_parts(call, origin, train_flags, tmp_path):
+    path = shutil.copytree(origin.path, tmp_path / "origin")
+    files = ("--train_source", "--train_target", "--dev_")
+    flags = [flag for flag in train_flags if flag.startswith(files)]
+    flags += [f"--run_dir={tmp_path}/run", f"--start_from={path}/checkpoints/step-0"]
+    flags += ["--freeze=encoder", "--preset=base", "--dropout=0", "--warmup_steps=1"]
+    flags += ["--train_steps=2", "--checkpoint_steps=1", "--batch_tokens=200"]
+    result = call("train.py", *flags)
+    assert result.code == 0, result.err
+    assert "\n0/2  loss " in result.out and "BLEU" in result.out
+    run = RunDirectory(tmp_path / "run")
+    configs, theirs = run.configs(), origin.configs()
+    assert configs.model == theirs.model.replace(dropout=0.0)
+    assert (configs.search, configs.corpora.vocabulary_kind) == (theirs.search, "word")
+    assert configs.training.learning_rate == pytest.approx(0.1 * (16 * 4000) ** -0.5, rel=0.02)
+    assert configs.origin == {"start_from": f"{path}/checkpoints/step-0"}
+    assert run.vocabularies()[0].fingerprint == origin.vocabularies()[0].fingerprint
+    before, after = origin.load_model(), run.load_model("2")
+    for weight, other in zip(before.weights, after.weights, strict=True):
+        is_frozen = "/encoder/" in weight.path
+        assert is_frozen == np.array_equal(weight, other), weight.path
+    shutil.rmtree(path)
+    result = call("train.py", *flags, "--train_steps=3")
+    assert result.code == 0, result.err
+    assert "from step 2 on" in result.out
+    assert [row["step"] for row in read_metrics(run.path / "metrics.jsonl")] == [0, 1, 2, 3]
+
+
+def test_start_from_finds_run_and_checkpoint(origin, tmp_path):
+    path = shutil.copytree(origin.path, tmp_path / "checkpoints" / "run1")
+    for given, checkpoint in (("", "auto"), ("checkpoints/step-0.index", "step-0")):
+        run, found = RunDirectory.of_checkpoint(path / given)
+        assert (run.path, found) == (path, checkpoint)
+
+
+def test_resumed_random_run_cannot_freeze(call, origin, texts, tmp_path, refused):
+    run = RunDirectory(tmp_path / "run")  # killed before its first checkpoint
+    data = DataConfig(
+        train_source=f"{texts}/train.en", train_target=f"{texts}/train.xx", vocabulary_kind="word"
+    )
+    vocabulary = origin.vocabularies()[0]
+    run.write(origin.configs()._replace(data=data), vocabulary, vocabulary)
+    result = call("train.py", f"--run_dir={run.path}", "--freeze=encoder")
+    refused(result, "--freeze would keep random weights")
+
+
+@pytest.mark.parametrize(("options", "factor"), [({}, 0.1), ({"lora_rank": 8}, 1.0)])
+def test_fine_tuning_rate_is_higher_with_lora(origin, options, factor):
+    options = {"train_file": "text", **options}
+    configs = fine_tuning_configs(origin.configs(), "origin", options)
+    assert configs.training.learning_rate == pytest.approx(factor * (16 * 4000) ** -0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--train_source=a", "--train_target=b", "--preset=rnn-base", "--dropout=0.25"],
+        ["--train_file=a", "--vocabulary=v.model", "--noshare_vocabulary", "--clip_norm=3.5"],
+        ["--train_file=a", "--seed=7", "--freeze=encoder", "--start_from={origin}"],
+    ],
+    ids=["recurrent", "vocabulary", "start"],
+)
+def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options):
+    options = [option.format(origin=origin.path) for option in options]
+    printed = call("train.py", f"--run_dir={tmp_path}/new", "--print_flags", *options)
+    assert printed.code == 0, printed.err
+    for option in options:
+        assert option.startswith("--preset") or option in printed.out.splitlines()
+    (tmp_path / "file").write_text(printed.out)
+    flags = [f"--flagfile={tmp_path}/file", f"--run_dir={tmp_path}/other", "--print_flags"]
+    assert call("train.py", *flags) == printed
+    assert not (tmp_path / "new").exists()
+
+
+# Modules of the user.
+
+
+def test_file_with_the_name_of_a_standard_module_is_loaded(call, refused, tmp_path):
+    (tmp_path / "sibling.py").write_text("WORD = 'mine'\n")
+    program = (
+        "import sibling, tomllib\nraise SystemExit(f'{sibling.WORD}, {bool(tomllib.loads)}')\n"
+    )
+    (tmp_path / "tomllib.py").write_text(program)
+    result = call("train.py", "--run_dir=x", f"--user_module={tmp_path}/tomllib.py")
+    assert (result.code, result.err) == (1, "mine, True\n")
+
+
+@pytest.mark.slow
+def test_user_architecture_trains_and_translates(run, refused, train_flags, tmp_path):
+    own = f"--user_module={_TOY}"
+    assert "--[no]reverse_source" in run("train.py", own, "--help").out
+    not_of_it = ("--preset", "--num_", "--feed_forward")
+    flags = [flag for flag in train_flags if not flag.startswith(not_of_it)]
+    flags += ["--architecture=toy", f"--run_dir={tmp_path}/run", "--train_steps=2"]
+    refused(
+        run("train.py", own, *flags, "--num_steps=3"),
+        "--num_steps is a setting of architecture universal, and this run's is toy; remove it",
+    )
+    result = run("train.py", own, *flags)
+    assert result.code == 0, result.err
+    (tmp_path / "text").write_text("ein\n")
+    arguments = ["translate.py", f"--run_dir={tmp_path}/run", str(tmp_path / "text")]
+    refused(run(*arguments), "got 'toy'", "--user_module")
+    translated = run(*arguments, own)
+    assert translated.code == 0, translated.err
+    assert len(translated.out.splitlines()) == 1

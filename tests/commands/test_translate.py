@@ -5,6 +5,7 @@ import os
 import pty
 import select
 import shutil
+from unittest import mock
 
 import pytest
 
@@ -100,40 +101,22 @@ def test_best_translations_are_aligned(translate):
     assert len(other.split("\t")) == 3
 
 
-@pytest.fixture
-def fake_export(monkeypatch, tmp_path):
-    """Makes the flag of an export that gives one translation to all sentences."""
-
-    def fake_export(translation, remove_bpe):
-        class Model:
-            """Aligns each word of the translation with the one at half its place."""
-
-            def translate(self, sentences, **options):
-                return [[Translation(translation, -1.0)] for _ in sentences]
-
-            def align(self, sentences, translations, **options):
-                return [[(place // 2, place) for place in range(len(translations[0].split()))]]
-
-        card = {
-            "training": [{"task": {"name": "translation", "remove_bpe": remove_bpe}}],
-            "search": {"max_extra_length": 50, "max_source_length": 512},
-            "signatures": {},
-            "precision": {"computation": "float32"},
-        }
-        monkeypatch.setattr(serving_export, "load_exported", lambda version: Model())
-        path = tmp_path / "assets.extra" / "model_card.json"
-        path.parent.mkdir()
-        path.write_text(json.dumps(card))
-        (tmp_path / "saved_model.pb").touch()
-        return f"--saved_model={tmp_path}"
-
-    return fake_export
-
-
 @pytest.mark.parametrize("joins", [True, False])
-def test_alignments_number_the_written_words(call, fake_export, joins):
-    export = fake_export("un@@ happ@@ y dogs un@@", joins)
-    command = ("translate.py", export, "--alignments")
+def test_alignments_number_the_written_words(call, monkeypatch, tmp_path, joins):
+    card = {
+        "training": [{"task": {"name": "translation", "remove_bpe": joins}}],
+        "search": {"max_extra_length": 50, "max_source_length": 512},
+        "signatures": {},
+        "precision": {"computation": "float32"},
+    }
+    (tmp_path / "assets.extra").mkdir()
+    (tmp_path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
+    (tmp_path / "saved_model.pb").touch()
+    model = mock.Mock()
+    model.translate.return_value = [[Translation("un@@ happ@@ y dogs un@@", -1.0)]]
+    model.align.return_value = [[(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)]]
+    monkeypatch.setattr(serving_export, "load_exported", lambda version: model)
+    command = ("translate.py", f"--saved_model={tmp_path}", "--alignments")
     joined = (0, "unhappy dogs un\t0-0 1-0 1-1 2-2\n", "")
     pieces = (0, "un@@ happ@@ y dogs un@@\t0-0 0-1 1-2 1-3 2-4\n", "")
     text = b"m@@ is@@ erable\n"

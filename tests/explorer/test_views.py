@@ -30,15 +30,12 @@ def test_view_has_the_translators_translation(view, translator):
     assert "".join(view.written) == view.translation.replace(" ", "▁").join(["▁", "</s>"])
 
 
-def test_attention_rows_are_distributions(view):
+def test_attention_rows_are_distributions_and_those_of_the_signature(view, translator):
     assert list(view.attentions) == ["encoder", "decoder", "cross"]
     for kind, weights in view.attentions.items():
         rows, columns = view.tokens(kind)
         assert weights.shape == (1, 2, len(rows), len(columns))
         np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
-
-
-def test_attention_agrees_with_the_signature(view, translator):
     answer = translator.function("attention")(
         source=tf.constant([view.sentence]), target=tf.constant([view.translation])
     )
@@ -121,20 +118,13 @@ def path_of(tree, leaf):
     return path
 
 
-def test_tree_has_the_translations_and_scores(view, make_translator):
-    expected = make_translator(num_translations=4).translate([view.sentence])[0]
-    found = view.tree.translations
-    assert [each.text for each in found] == [each.text for each in expected]
-    np.testing.assert_allclose(
-        [each.score for each in found], [each.score for each in expected], atol=1e-4
-    )
-
-
-def test_tree_paths_have_token_log_probabilities(view, make_translator):
-    translator = make_translator()
-    texts = [each.text for each in view.tree.translations]
+def test_tree_has_the_translations_and_their_log_probabilities(view, make_translator):
+    translator = make_translator(num_translations=4)
+    expected = translator.translate([view.sentence])[0]
+    texts = [each.text for each in expected]
     scores = translator.score([view.sentence] * len(texts), texts)
-    for found, score in zip(view.tree.translations, scores, strict=True):
+    for found, best, score in zip(view.tree.translations, expected, scores, strict=True):
+        assert (found.text, found.score) == (best.text, pytest.approx(best.score, abs=1e-4))
         path = path_of(view.tree, found.node)
         assert [node.outcome for node in path] == ["kept"] * (len(path) - 1) + ["finished"]
         np.testing.assert_allclose(

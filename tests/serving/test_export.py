@@ -185,27 +185,18 @@ def test_failed_write_leaves_nothing_behind(export_quickly, tmp_path, monkeypatc
     assert _names(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("name", ["saved_model.pb", "variables/variables.index"])
-def test_damaged_saved_model_is_rejected(exported, tmp_path, name):
-    version = shutil.copytree(exported, tmp_path / "1")
-    content = (version / name).read_bytes()
-    (version / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match=r"the SavedModel in .*1 cannot be read \(.+\)"):
-        load_exported(version)
-
-
-def test_other_saved_models_are_rejected(tmp_path):
-    class Doubler(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
-        def double(self, x):
-            return {"y": 2.0 * x}
-
-    doubler = Doubler()
-    tf.saved_model.save(doubler, str(tmp_path / "1"), {"serving_default": doubler.double})
-    tf.saved_model.save(tf.Module(), str(tmp_path / "2"))
-    for version in ("1", "2"):
-        with pytest.raises(InputError, match=f"the SavedModel in .*{version} is not a translator"):
-            load_exported(tmp_path / version)
+def test_damaged_and_other_saved_models_are_rejected(exported, tmp_path):
+    for name in ("saved_model.pb", "variables/variables.index"):
+        version = shutil.copytree(exported, tmp_path / name / "1")
+        content = (version / name).read_bytes()
+        (version / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(InputError, match=r"the SavedModel in .*1 cannot be read \(.+\)"):
+            load_exported(version)
+    double = tf.function(lambda x: {"y": 2.0 * x}, [tf.TensorSpec([], name="x")])
+    for signatures in (None, {"serving_default": double}):
+        tf.saved_model.save(tf.Module(), str(tmp_path / "other"), signatures)
+        with pytest.raises(InputError, match=r"the SavedModel in .*other is not a translator"):
+            load_exported(tmp_path / "other")
 
 
 @pytest.mark.slow
@@ -277,7 +268,7 @@ def test_model_card_describes_the_export(exported, separate_translator):
     assert {"tensorflow", "tensorflow-text", "keras"} < card["packages"].keys()
 
 
-def test_training_data_have_no_folders(make_run, tmp_path):
+def test_run_is_described_without_folders(make_run, tmp_path):
     files = {"train_source": "/home/me/train.en,/data/more.en", "train_target": "train.de,more.de"}
     run = make_run(**files, vocabulary=str(tmp_path / "bpe.model"))
     training = describe_run(run, "step-1000")
@@ -286,10 +277,6 @@ def test_training_data_have_no_folders(make_run, tmp_path):
     assert training["settings"]["seed"] == 7
     assert training["task"]["name"] == "translation"
     assert "/" not in json.dumps(training)
-
-
-def test_origin_is_named_without_folders(make_run):
-    run = make_run()
     path = run.path / "config.json"
     for start, name in (
         ("/data/runs/opus", "opus"),
