@@ -79,7 +79,7 @@ def _contents(folder, *others):
         (f"export {_EXPORT} --model_version=0", "must be a positive number, got 0"),
         (f"export {_EXPORT} --name=a/b", "the model's name 'a/b' must consist of letters"),
         (f"export {_EXPORT} --warm_up_file=absent", "absent does not exist"),
-        (f"export {_EXPORT} --quantization=int8", "--quantization cannot be combined with --format"),
+        (f"export {_EXPORT} --quantization=int8", "--quantization cannot be combined with"),
         (f"export {_EXPORT} --xla_lengths=8", "--xla_lengths cannot be combined with --noxla"),
         (f"export {_EXPORT} --format=ctranslate2 --beam_size=1", "--beam_size cannot be combined"),
         (f"export {_EXPORT} --format=transformers --quantization=int8", "--quantization cannot be"),

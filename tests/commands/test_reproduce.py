@@ -65,7 +65,7 @@ def test_settings_of_every_row_are_valid(call, data, monkeypatch, tmp_path):
         scripts = [pathlib.Path(each[0]).stem for each in (train, plot, evaluate)]
         assert scripts == ["train", "plot_run", "evaluate"]
         # All that is wrong is that the files are empty, and that the run is not there yet.
-        assert f"--run_dir=runs/{row}-1" in train, row
+        assert (f"--run_dir=runs/{row}-1" in train, plot[1]) == (True, f"runs/{row}-1")
         assert "is empty; expected one sentence a line" in call("train.py", *train[1:]).err, row
         assert f"the folder runs/{row}-1 does not exist" in call("plot_run.py", *plot[1:]).err, row
         assert f"no training run in runs/{row}-1" in call("evaluate.py", *evaluate[1:]).err, row

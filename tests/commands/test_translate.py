@@ -123,6 +123,8 @@ def test_alignments_number_the_written_words(call, monkeypatch, tmp_path, joins)
     assert call(*command, stdin=text) == (joined if joins else pieces)
     assert call(*command, "--remove_bpe", stdin=text) == joined
     assert call(*command, "--noremove_bpe", stdin=text) == pieces
+    aligned = [arguments.args[1] for arguments in model.align.call_args_list]
+    assert aligned == [["un@@ happ@@ y dogs un@@"]] * 3
 
 
 @pytest.mark.slow
