@@ -77,8 +77,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Reasons to skip that no package would remove.
 _JUSTIFIED_SKIPS = (
-    "tensorflow_model_server", "IPv6", "may not mount", "right to mount",
-    "large pages", "at most one GPU", "needs a GPU", "only used with TensorFlow", "gRPC's tensors",
+    "tensorflow_model_server", "IPv6", "large pages", "at most one GPU",
+    "needs a GPU", "only used with TensorFlow", "gRPC's tensors",
 )  # fmt: skip
 
 

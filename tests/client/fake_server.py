@@ -38,8 +38,6 @@ HTTP_STATUS = {
 
 
 class FaultError(Exception):
-    """An error that the server answers with."""
-
     def __init__(self, code: str, message: str) -> None:
         super().__init__(code, message)
         self.code = code
@@ -47,19 +45,14 @@ class FaultError(Exception):
 
 
 class Request(NamedTuple):
-    """One request for a prediction, as it came in."""
-
     signature: str
     version: int
     inputs: dict[str, list[Any]]
 
 
 class Model:
-    """What both protocols serve.
-
-    Args:
-        signatures: for each signature the `tensorflow.DataType` of each of its inputs.
-        predict: signature and inputs to outputs, all of them lists by name.
+    """What both protocols serve: signatures with the `tensorflow.DataType` of each input, and a
+    function from a signature and inputs to outputs, all of them lists by name.
     """
 
     def __init__(
@@ -74,7 +67,8 @@ class Model:
         self.states = {1: ("AVAILABLE", "")}
         self.labels: dict[str, int] = {}
         self.requests: list[Request] = []
-        self.faults: list[FaultError] = []  # one for each of the next requests
+        self.faults: list[FaultError | None] = []  # one for each of the next requests
+        self.rejection: FaultError | None = None  # of requests with a text "bad", at once
         self.may_answer = threading.Event()  # clear it to keep requests waiting
         self.may_answer.set()
         self.headers: dict[str, str] = {}  # of the latest request
@@ -94,6 +88,9 @@ class Model:
             self.at_once += 1
             self.most_at_once = max(self.most_at_once, self.at_once)
         try:
+            texts = [*inputs.get("text", ()), *inputs.get("source", ())]
+            if self.rejection is not None and "bad" in texts:
+                raise self.rejection
             self.may_answer.wait(60)
             if fault is not None:
                 raise fault
@@ -130,9 +127,8 @@ class Model:
     def _find(self, name: str, version: int | None, label: str) -> int:
         if label:
             if label not in self.labels:
-                raise FaultError(
-                    "INVALID_ARGUMENT", f"Unrecognized servable version label: {label}"
-                )
+                message = f"Unrecognized servable version label: {label}"
+                raise FaultError("INVALID_ARGUMENT", message)
             version = self.labels[label]
         request = f"Latest({name})" if version is None else f"Specific({name}, {version})"
         served = [number for number, (state, _) in self.states.items() if state == "AVAILABLE"]
@@ -156,13 +152,11 @@ def upper_case_model() -> Model:
     def predict(signature: str, inputs: dict[str, list[Any]]) -> dict[str, Any]:
         if signature == "attention":
             weights = [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
-            pieces = {
-                f"{side}_pieces": [
-                    ["▁" + word for word in text.split()] + ["</s>"] for text in texts
-                ]
-                for side, texts in inputs.items()
-            }
-            return pieces | {"attention": [weights] * len(inputs["source"])}
+            outputs: dict[str, Any] = {"attention": [weights] * len(inputs["source"])}
+            for side, texts in inputs.items():
+                rows = [["▁" + word for word in text.split()] for text in texts]
+                outputs[f"{side}_pieces"] = [[*row, "</s>"] for row in rows]
+            return outputs
         if signature == "score":
             lengths = [len(target.split()) + 1 for target in inputs["target"]]
             rows = [[-0.25] * length + [0.0] * (max(lengths) - length) for length in lengths]
@@ -182,19 +176,13 @@ def serve_grpc(
     port: int = 0,
     tls: Any = None,
     host: str = "127.0.0.1",
-    options: Any = (),
     threads: int = 8,
+    options: Any = (),
 ) -> Iterator[str]:
     """Serves a model over gRPC while the context lasts; gives the address.
 
-    Args:
-        model: what to serve.
-        port: where; 0 means any free port.
-        tls: server certificate, key and the authority that clients need a certificate of, or
-            None; paths. Without them in clear text.
-        host: an address of this machine.
-        options: pairs of gRPC's options and their values.
-        threads: how many requests are answered at the same time.
+    `tls` holds the paths of certificate, key, and the authority that clients need a certificate
+    of, or None.
     """
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(threads), options=options)
     service = _GrpcService(model)

@@ -1,22 +1,12 @@
 """TLS and headers, against servers on this machine with certificates that are made here."""
 
-import pathlib
 import socket
-import sys
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-from fake_server import SERVE, upper_case_model
+from fake_server import SERVE
 
 from keras_transformer import InputError
 from keras_transformer.client import Client, ServingError
-
-
-@pytest.fixture
-def model():
-    return upper_case_model()
 
 
 @pytest.fixture(params=list(SERVE))
@@ -38,8 +28,6 @@ def serve(certificates, model, protocol):
 
 @pytest.fixture
 def connect(certificates, protocol):
-    """Makes clients that trust the authority."""
-
     def connect(address, **options):
         trust = {"root_certificates": certificates / "ca.pem", "retries": 1, "timeout_s": 10}
         return Client(address, protocol=protocol, tls=True, **trust | options)
@@ -113,27 +101,23 @@ def test_tls_mismatch_is_reported(model, protocol, serve, connect):
 
 
 @pytest.mark.parametrize(
-    ("files", "parts"),
+    ("files", "message"),
     [
-        ({"root_certificates": "absent.pem"}, ("root_certificates", "absent.pem: No such file")),
-        ({"root_certificates": "text.pem"}, ("root_certificates must be PEM", "text.pem")),
-        ({"client_certificate": "client.pem"}, ("client_certificate and client_key together",)),
-        ({"client_key": "client.key"}, ("client_certificate and client_key together",)),
-        ({"client_certificate": "text.pem", "client_key": "client.key"}, ("text.pem and",)),
-        ({"client_certificate": "client.pem", "client_key": "server.key"}, ("client.pem and",)),
-        (
-            {"client_certificate": "client.pem", "client_key": "encrypted.key"},
-            ("the key unencrypted",),
-        ),
+        ({"root_certificates": "absent.pem"}, r"root_certificates.*absent\.pem: No such file"),
+        ({"root_certificates": "text.pem"}, r"root_certificates must be PEM.*text\.pem"),
+        ({"client_certificate": "client.pem"}, "client_certificate and client_key together"),
+        ({"client_key": "client.key"}, "client_certificate and client_key together"),
+        ({"client_certificate": "text.pem", "client_key": "client.key"}, "text.pem and"),
+        ({"client_certificate": "client.pem", "client_key": "server.key"}, "client.pem and"),
+        ({"client_certificate": "client.pem", "client_key": "encrypted.key"}, "key unencrypted"),
     ],
 )
-def test_invalid_certificate_files_are_rejected(certificates, protocol, files, parts):
+def test_invalid_certificate_files_are_rejected(certificates, protocol, files, message):
     (certificates / "text.pem").write_text("no certificate")
     paths = {name: certificates / file for name, file in files.items()}
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         Client("localhost:1", protocol=protocol, tls=True, **paths)
     assert "\n" not in str(caught.value)
-    assert all(part in str(caught.value) for part in parts)
 
 
 def test_headers_are_sent_with_every_request_and_never_shown(serve, connect, model):
@@ -169,15 +153,10 @@ def test_headers_are_sent_with_every_request_and_never_shown(serve, connect, mod
     ],
 )
 def test_unsafe_headers_are_rejected(name, value, message):
+    Client("mt.example.org:80", tls=True, headers={"authorization": "s3cret"}).close()
     with pytest.raises(InputError, match=message) as caught:
         Client("mt.example.org:80", headers={name: value})
     assert "s3cr" not in str(caught.value)
-
-
-def test_credentials_may_go_by_tls_or_to_this_machine(protocol):
-    for address, tls in (("mt.example.org:443", True), ("localhost:80", False)):
-        headers = {"authorization": "Bearer x"}
-        Client(address, protocol=protocol, headers=headers, tls=tls).close()
 
 
 def test_proxies_are_not_used_on_this_machine(protocol, model, monkeypatch):

@@ -1,17 +1,12 @@
 """What only gRPC has: several addresses of a server, sizes of messages."""
 
 import contextlib
-import pathlib
 import socket
 import struct
-import sys
 import threading
 import time
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
 from fake_server import serve_grpc, upper_case_model
 
 from keras_transformer import InputError

@@ -37,8 +37,6 @@ def start():
 
 @pytest.fixture(scope="session")
 def run(start):
-    """Runs a script in a process of its own."""
-
     def run(script, *arguments, **options):
         process = start(script, *arguments, **options)
         out, err = process.communicate(timeout=600)
@@ -95,19 +93,16 @@ def share_translators(monkeypatch, traced):
 
 @pytest.fixture
 def translate(call, run_dir, share_translators):
-    """Runs translate with the trained run."""
     return functools.partial(call, "translate.py", f"--run_dir={run_dir}")
 
 
 @pytest.fixture
 def evaluate(call, run_dir, share_translators):
-    """Runs evaluate with the trained run."""
     return functools.partial(call, "evaluate.py", f"--run_dir={run_dir}")
 
 
 @pytest.fixture
 def training_ends(monkeypatch):
-    """Replaces training by an exception."""
     from keras_transformer.training import trainer
 
     def training_ends(error):
@@ -117,29 +112,6 @@ def training_ends(monkeypatch):
         monkeypatch.setattr(trainer, "train", train)
 
     return training_ends
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Gives a folder on a disk of its own with so many bytes, where mounting is permitted."""
-    mounted = []
-
-    def mount(size):
-        folder = tmp_path / f"disk{len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        try:
-            done = subprocess.run(command, capture_output=True, check=False)
-        except OSError as error:
-            pytest.skip(f"needs a small disk, and there is no mount: {error}")
-        if done.returncode:
-            pytest.skip(f"needs a small disk, and may not mount one: {done.stderr.decode()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.fixture(scope="session")

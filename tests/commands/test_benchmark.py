@@ -9,7 +9,7 @@ import runpy
 import numpy as np
 import pytest
 
-from keras_transformer import config, host
+from keras_transformer import config
 from keras_transformer.config import ModelConfig, TrainingConfig
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
@@ -94,37 +94,14 @@ def test_layers_measure_table_1(measure, monkeypatch):
     assert summary["path"] == summary["paper_path"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        ([], ["before the flags, one of train, decode, plan, layers; got nothing"]),
-        (["train", "--presets=tiny,huge"], ["--presets must be of ", "'huge'"]),
-        (["train", "--batch=128"], ["rows x length, such as 128x16", "'128'"]),
-        (["plan", "--device=cpu"], ["--device cannot be combined with plan; remove the flag"]),
-        (["train", "--device=gpu"], ["--device=gpu needs an NVIDIA driver"]),
-        (["plan", "--batch=128x16"], ["--batch cannot be combined with plan; remove the flag"]),
-        (["decode", "--batch=multi30k"], ["rows x length, such as 64x32, got 'multi30k'"]),
-        (["layers", "--window=4"], ["--window must be odd and at least 3, got 4"]),
-    ],
-)
-def test_wrong_arguments_are_one_line(call, refused, monkeypatch, tmp_path, arguments, parts):
-    monkeypatch.setattr(host, "NVIDIA_DRIVER", tmp_path / "none")
-    refused(call("benchmark.py", *arguments), *parts)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("engine", "library"), [("training", "TensorFlow"), ("pytorch", "PyTorch")], ids=str
-)
-def test_engine_that_sees_no_gpu_says_so(run, engine, library):
-    if engine == "pytorch" and importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch")
-    job = {"engine": engine, "device": "gpu"}
+def test_engine_that_sees_no_gpu_says_so(run):
+    job = {"engine": "training", "device": "gpu"}
     paths = os.pathsep.join([str(_SCRIPTS), str(_SCRIPTS.parent)])
     environment = {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "-1"}
-    result = run(f"benchmarks/{engine}.py", json.dumps(job), env=environment)
+    result = run("benchmarks/training.py", json.dumps(job), env=environment)
     assert result.code == 1
-    assert f"{library} sees no GPU; install its build for CUDA" in result.err.splitlines()[-1]
+    assert "TensorFlow sees no GPU; install its build for CUDA" in result.err.splitlines()[-1]
 
 
 # In a process without TensorFlow, beside which PyTorch's optimizers cannot be imported.
@@ -135,6 +112,18 @@ import torch
 from benchmarks import pytorch
 from keras_transformer.config import ModelConfig, TrainingConfig
 
+OURS = {
+    "self_attn.in_proj_weight": "self_attention/query_key_value/kernel",
+    "self_attn.out_proj.weight": "self_attention/output/kernel",
+    "multihead_attn.in_proj_weight":
+        "cross_attention/query/kernel cross_attention/key_value/kernel",
+    "multihead_attn.out_proj.weight": "cross_attention/output/kernel",
+    "linear1.weight": "feed_forward/inner/kernel", "linear1.bias": "feed_forward/inner/bias",
+    "linear2.weight": "feed_forward/outer/kernel", "linear2.bias": "feed_forward/outer/bias",
+    "norm1.weight": "self_attention_norm/gain", "norm1.bias": "self_attention_norm/bias",
+    "norm2.weight": "cross_attention_norm/gain", "norm2.bias": "cross_attention_norm/bias",
+    "norm3.weight": "feed_forward_norm/gain", "norm3.bias": "feed_forward_norm/bias",
+}
 arrays = dict(np.load(sys.argv[1]))
 config = ModelConfig.from_dict(json.loads(sys.argv[2]))
 settings = TrainingConfig.from_dict(json.loads(sys.argv[3]))
@@ -149,23 +138,9 @@ for name, parameter in model.named_parameters():
     if name == "embedding.weight":
         value = ours("source_embedding/table").T
     else:
-        _, side, _, index, part, *rest = name.split(".")
-        layer = f"{side}/layer_{index}"
-        attention = {"self_attn": "self_attention", "multihead_attn": "cross_attention"}.get(part)
-        if part.startswith("norm"):
-            residuals = ["self_attention", "cross_attention", "feed_forward"]
-            residuals = residuals if side == "decoder" else residuals[::2]
-            kind = "gain" if rest == ["weight"] else "bias"
-            value = ours(f"{layer}/{residuals[int(part[-1]) - 1]}_norm/{kind}")
-        elif rest == ["in_proj_weight"]:
-            names = ["query_key_value"] if part == "self_attn" else ["query", "key_value"]
-            value = ours(*(f"{layer}/{attention}/{each}/kernel" for each in names))
-        elif attention:
-            value = ours(f"{layer}/{attention}/output/kernel")
-        else:
-            linear = {"linear1": "inner", "linear2": "outer"}[part]
-            kind = "kernel" if rest == ["weight"] else "bias"
-            value = ours(f"{layer}/feed_forward/{linear}/{kind}")
+        _, side, _, index, part = name.split(".", 4)
+        names = OURS[part.replace("norm2", "norm3") if side == "encoder" else part]
+        value = ours(*(f"{side}/layer_{index}/{each}" for each in names.split()))
     with torch.no_grad():
         parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
 
@@ -181,7 +156,6 @@ print(json.dumps([sum(each.numel() for each in model.parameters()), losses, unus
 
 @pytest.mark.slow
 def test_pytorch_has_our_parameters_and_losses(tmp_path, run_python):
-    """With equal weights, before and after updates."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
     import keras
@@ -204,9 +178,9 @@ def test_pytorch_has_our_parameters_and_losses(tmp_path, run_python):
     num_parameters, losses, unused = json.loads(output.splitlines()[-1])
     assert (num_parameters, unused) == (model.count_params(), [])
     compile_for_training(model, training)
-    for batch, loss in zip(zip(source, target, labels, strict=True), losses, strict=True):
-        inputs = dict(zip(("source", "target"), batch, strict=False))
+    for *ids, batch_labels, loss in zip(source, target, labels, losses, strict=True):
         model.reset_metrics()
-        found = model.train_on_batch(inputs, batch[2], return_dict=True)["loss"]
+        inputs = dict(zip(("source", "target"), ids, strict=True))
+        found = model.train_on_batch(inputs, batch_labels, return_dict=True)["loss"]
         assert found == pytest.approx(loss, rel=2e-5)
     assert losses[-1] != pytest.approx(losses[0], rel=0.01)

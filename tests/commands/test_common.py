@@ -14,20 +14,7 @@ import keras_transformer
 from keras_transformer.commands.main import COMMANDS, main
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "scripts"
-# Some flags of each script.
-_FLAGS = {
-    "average_checkpoints": ["last", "run_dir"],
-    "benchmark": ["presets", "rounds", "run_dir", "vocabulary_size"],
-    "evaluate": ["beam_size", "bleu_tokenize", "checkpoint", "json", "length_penalty", "output"],
-    "export": ["beam_size", "export_dir", "num_translations", "model_version"],
-    "explore": ["output", "png", "run_dir", "serve"],
-    "import_model": ["model", "run_dir", "num_heads"],
-    "learn_vocabulary": ["output", "vocabulary_kind", "vocabulary_size"],
-    "plot_run": ["output"],
-    "serve_client": ["alignments", "length_penalty", "protocol", "references", "server", "status"],
-    "train": ["dataset", "dropout", "num_heads", "train_source", "train_steps", "run_dir"],
-    "translate": ["batch_size", "max_source_length", "saved_model", "scores"],
-}
+_SCRIPTS = ("benchmark", *COMMANDS)
 
 
 @pytest.fixture
@@ -47,23 +34,21 @@ def write_script(tmp_path):
 
 
 def test_all_scripts_are_covered():
-    scripts = {path.stem for path in _FOLDER.glob("*.py")}
-    assert _FLAGS.keys() == scripts - {"results"} == {"benchmark", *COMMANDS}
+    assert {path.stem for path in _FOLDER.glob("*.py")} == {"results", *_SCRIPTS}
 
 
-@pytest.mark.parametrize("script", _FLAGS)
+@pytest.mark.parametrize("script", _SCRIPTS)
 def test_help_explains_every_flag(call, script):
     result = call(f"{script}.py", "--help")
     assert (result.code, result.err) == (0, "")
     assert f"python scripts/{script}.py " in result.out  # an example
     explained = dict(re.findall(r"^  --(?:\[no\])?(\w+): (.+)$", result.out, re.M))
-    assert set(_FLAGS[script]) <= set(explained)
+    assert explained.keys() == {*re.findall(r"^  --(?:\[no\])?(\w+)", result.out, re.M)}
     assert all(len(text) > 10 for text in explained.values())
     assert "None" not in result.out
 
 
 def test_commands_define_their_flags_without_tensorflow(run_python):
-    """Loading TensorFlow would take seconds."""
     program = """
 import importlib, sys
 from absl import flags
@@ -103,20 +88,16 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("train --run_dir=x --preset=huge", "--preset must be one of tiny, base, big, "),
         ("train --run_dir=x --train_steps=many", "--train_steps must be an integer, got 'many'"),
         ("train --run_dir=x --reverse=yes?", "--reverse must be true or false, got 'yes?'"),
-        ("train --run_dir=x --train_steps=0", "train_steps must be at least 1, got 0"),
         ("train --run_dir=x", "x has no run yet, and no data is named for one; give --train"),
         ("train --run_dir=x --num_steps=3", "--num_steps is a setting of architecture universal, "),
         ("train --run_dir=x more", "unexpected argument 'more'; all options are flags, as in --na"),
-        ("train --run_dir=x --train_source=a --train_target=b --dev_source=c",
-         "dev_source and dev_target must be given together; one is missing"),
+        ("train --run_dir=x --train_source=a --train_target=b --dev_source=c", "dev_target must"),
         ("train --run_dir=~nobody-here/x", "there is no user 'nobody-here'"),
         ("train --flagfile=absent", "--flagfile cannot be read: No such file"),
         ("translate", "give --run_dir or --saved_model, one of the two"),
         ("translate --run_dir=x --batch_size=-1", "--batch_size must be a positive integer, got"),
-        ("translate --run_dir=x --num_translations=5 --beam_size=3",
-         "num_translations 5 is larger than beam_size 3; raise beam_size or ask for fewer"),
-        ("translate --saved_model=exports/1 --beam_size=3",
-         "no SavedModel in exports/1: it has no saved_model.pb"),
+        ("translate --run_dir=x --num_translations=5 --beam_size=3", "5 is larger than beam_size"),
+        ("translate --saved_model=exports/1 --beam_size=3", "no SavedModel in exports/1: it"),
         ("translate --run_dir=x --scores --details", "--scores cannot be combined with --details"),
         ("translate --run_dir=x --alignments --split_sentences=en", "--alignments cannot be comb"),
         ("translate --run_dir=x --references=y --details", "--references cannot be combined with"),
@@ -129,12 +110,10 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("evaluate --run_dir=x --output=none/out", "the folder none does not exist; make it first"),
         ("evaluate --run_dir=x --each=.", ". is a folder; give the name of a file"),
         ("plot_run", "name one or several run directories"),
-        ("plot_run x --output=y.pdf", "--output must be a .png file, got 'y.pdf'"),
         ("serve_client", "--server must be given; --help lists the flags"),
         ("serve_client --server=x:1 --protocol=soap", "--protocol must be one of grpc, rest, got"),
         ("serve_client --server=x:1 --beam_size=2", "unknown flag --beam_size"),
-        ("serve_client --server=x:1 --references=y --seed=3",
-         "--references scores given translations and cannot be combined with search"),
+        ("serve_client --server=x:1 --references=y --seed=3", "--references scores given transl"),
         ("learn_vocabulary --output=x", "no text files; name one or several"),
         ("average_checkpoints --run_dir=x --last=0", "--last must be a positive integer, got '0'"),
     ],
@@ -149,13 +128,8 @@ def test_wrong_flags_fail_before_anything_loads(
     assert not (tmp_path / "x").exists()
 
 
-# The installed command
-
-
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Runs keras-transformer in this process and gives its exit status, output and errors."""
-
     def command(*arguments):
         monkeypatch.setattr(sys, "argv", ["/usr/bin/keras-transformer", *arguments])
         others = set(flags.FLAGS)
@@ -194,14 +168,6 @@ def test_installed_command_is_named_in_help_and_errors(command):
     assert command("train", "--version") == expected
 
 
-def test_package_installs_the_command():
-    project = (_FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'keras-transformer = "{main.__module__}:{main.__name__}"' in project
-
-
-# Errors and output
-
-
 def test_input_errors_are_one_line_bugs_keep_tracebacks(run, write_script, refused, tmp_path):
     refused(run(write_script("raise InputError('no such thing; name another')")), "name another")
     unwritable = write_script("open('nowhere/file', 'w')")
@@ -230,10 +196,9 @@ def test_closed_pipe_ends_a_command_silently(start, write_script):
     ("stream", "body", "message"),
     [
         (1, "print('a line')", "output is closed; redirect it to a file, or to /dev/null"),
-        (0, "from keras_transformer.commands.line_io import Job\nlist(Job().groups())",
-         "input is closed; name files, or give sentences there"),
+        (0, "from keras_transformer.commands.line_io import Job\nlist(Job().groups())", "input is"),
     ],
-)  # fmt: skip
+)
 def test_closed_standard_streams_are_rejected(run, write_script, refused, stream, body, message):
     result = run(write_script(body), preexec_fn=lambda: os.close(stream))
     refused(result, f"standard {message}")

@@ -5,8 +5,6 @@ import json
 import re
 import time
 
-import pytest
-
 from keras_transformer.client import Translation
 from keras_transformer.inference import BatchTranslator
 
@@ -62,26 +60,3 @@ def test_wide_beams_have_smaller_batches_and_progress_is_shown(evaluate, monkeyp
     )
     assert [int(num_done) for num_done, _ in reports] == [5, 10]
     assert 0 < int(reports[1][1]) < int(reports[0][1])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["--source={}/dev.en", "--target={}/test.xx"], ["dev.en has 10", "test.xx has 12"]),
-        (["--output={}/test.xx"], ["test.xx is read and would be replaced"]),  # of the run
-        (["--each={}/run/config.json"], ["config.json is read and would be replaced"]),
-        (["--output=a", "--each=a"], ["--output and --each are one file; give another path"]),
-    ],
-)
-def test_unusable_files_are_named(evaluate, refused, texts, run_dir, arguments, parts):
-    arguments = [each.format(texts).replace(f"{texts}/run", str(run_dir)) for each in arguments]
-    contents = {path: path.read_bytes() for path in (texts / "test.xx", run_dir / "config.json")}
-    refused(evaluate(*arguments), *parts)
-    assert all(path.read_bytes() == content for path, content in contents.items())
-
-
-def test_file_without_sentences_is_rejected(call, refused, tmp_path):
-    (tmp_path / "blank").write_text("\n")
-    files = (f"--answers={tmp_path}/blank", f"--file={tmp_path}/blank")
-    result = call("evaluate.py", "--task=parsing", *files)
-    refused(result, "there is no sentence to evaluate on in", "blank")

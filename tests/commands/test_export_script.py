@@ -35,31 +35,6 @@ def test_export_writes_version_and_model_card(call, run_dir, texts, tmp_path):
     assert dev and not [line for line in dev if line in warm_up]  # the text is generated
 
 
-def test_invalid_flags_write_nothing(call, run_dir, tmp_path, refused):
-    (tmp_path / "4").mkdir()
-    export = ("export.py", f"--run_dir={run_dir}", f"--export_dir={tmp_path}")
-    for flags, message in (
-        (["--model_version=4"], f"{tmp_path}/4 already exists; choose another"),
-        (["--model_version=0"], "must be a positive number, got 0"),
-        (["--name=a/b"], "the model's name 'a/b' must consist of letters"),
-        (["--warm_up_file=absent"], "absent does not exist"),
-        (["--quantization=int8"], "--quantization cannot be combined with --format"),
-        (["--xla_lengths=8"], "--xla_lengths cannot be combined with --noxla"),
-        (["--format=ctranslate2", "--beam_size=1"], "--beam_size cannot be combined with"),
-        (["--format=transformers", "--quantization=int8"], "--quantization cannot be combined"),
-    ):
-        refused(call(*export, *flags), message)
-    assert _names(tmp_path) == ["4"]
-
-
-@pytest.mark.slow
-def test_full_disk_leaves_nothing(call, run_dir, small_disk, refused):
-    folder = small_disk("100k")
-    result = call("export.py", f"--run_dir={run_dir}", f"--export_dir={folder}/letters")
-    refused(result, f"cannot write the export to {folder}/letters/1")
-    assert list(folder.iterdir()) == []
-
-
 def test_ctranslate2_format_has_versions(call, run_dir, tmp_path):
     pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
     result = call(

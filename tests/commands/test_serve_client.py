@@ -7,13 +7,9 @@ import pathlib
 import random
 import select
 import subprocess
-import sys
 import time
 
 import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "client"))
-
 from fake_server import SERVE, FaultError, upper_case_model
 
 from keras_transformer.commands import line_io
@@ -26,7 +22,6 @@ def model():
 
 @pytest.fixture(params=list(SERVE))
 def client(request, call, model):
-    """Runs the command with a server."""
     with SERVE[request.param](model) as address:
 
         def client(*arguments, stdin=b""):
@@ -119,7 +114,6 @@ def test_versions_are_listed_and_chosen(client, model):
         (["--length_penalty=-1"], b"two\n", ["length_penalty must be at least 0, got -1.0"]),
         (["--banned_phrases= "], b"two\n", ["banned_phrases must not be blank"]),
         (["--model=other", "--status"], b"", ["no model 'other'"]),
-        (["--model_version=3"], b"two\n", ["does not serve version 3 of model 'translator'"]),
         (["absent.txt"], b"", ["the file absent.txt does not exist;"]),
         (["--references=absent.txt"], b"two\n", ["absent.txt does not exist"]),
         (["--headers_file=absent.txt"], b"two\n", ["absent.txt does not exist"]),
@@ -176,11 +170,7 @@ def test_grpc_writes_no_log(run, model, refused, certificates):
     refused(result, "CERTIFICATE_VERIFY_FAILED")
 
 
-# Pipes and long jobs
-
-
 def test_program_that_waits_for_an_answer_gets_it(start, model):
-    """A line at a time on a pipe that stays open."""
     with SERVE["rest"](model) as address:
         command = ("serve_client.py", f"--server={address}", "--protocol=rest")
         process = start(*command, stdin=subprocess.PIPE)
@@ -221,15 +211,7 @@ def test_output_never_replaces_what_is_read(client, refused, model, tmp_path, mo
 
 def test_rejected_lines_end_the_job_with_their_numbers(client, model, refused, tmp_path):
     """What was answered before is kept, and an older file is not replaced."""
-    answer = model.versions[1]
-
-    def predict(signature, inputs):
-        texts = inputs["text"] if "text" in inputs else inputs["source"]
-        if any("bad" in text for text in texts):
-            raise FaultError("INVALID_ARGUMENT", "it is bad")
-        return answer(signature, inputs)
-
-    model.versions[1] = predict
+    model.rejection = FaultError("INVALID_ARGUMENT", "it is bad")
     (tmp_path / "out").write_text("an older file\n")
     (tmp_path / "references").write_text("a\nb\n")
     output, references = f"--output={tmp_path}/out", f"--references={tmp_path}/references"
@@ -247,21 +229,12 @@ def interrupted(client, model, monkeypatch, tmp_path):
     monkeypatch.setattr(line_io, "_LINES_PER_STEP", 2)
     lines = ["one", "two two", "three", "four", "five", "six six six", "seven"]
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in lines))
-    answer, answered = model.versions[1], []
-
-    def answer_twice(signature, inputs):
-        if len(answered) == 2:
-            raise FaultError("UNAVAILABLE", "the server has gone")
-        answered.append(inputs)
-        return answer(signature, inputs)
-
-    model.versions[1] = answer_twice
+    model.faults = [None, None, FaultError("UNAVAILABLE", "the server has gone")]
     job = ("--retries=0", f"--output={tmp_path}/out")
     result = client(*job, tmp_path / "in")
     assert result.code == 1 and "no answer from" in result.err
     assert sorted(os.listdir(tmp_path)) == ["in", "out.part", "out.part.json"]
     assert (tmp_path / "out.part").read_text() == "ONE\nTWO TWO\nTHREE\nFOUR\n"
-    model.versions[1] = answer
     model.requests.clear()
     return job, lines
 
@@ -319,13 +292,8 @@ def test_files_of_others_are_not_overwritten(client, interrupted, refused, tmp_p
 def test_columns_are_kept_over_an_interruption(client, model, monkeypatch, tmp_path):
     monkeypatch.setattr(line_io, "_LINES_PER_STEP", 1)
     answer = model.versions[1]
-
-    def answer_some(signature, inputs):
-        if inputs["text"] == ["three"]:
-            raise FaultError("UNAVAILABLE", "the server has gone")
-        return {"translations": [["ONE", "ONE!"]], "scores": [[-1.0, -2.0]]}
-
-    model.versions[1] = answer_some
+    model.versions[1] = lambda *_: {"translations": [["ONE", "ONE!"]], "scores": [[-1.0, -2.0]]}
+    model.faults = [None, FaultError("UNAVAILABLE", "the server has gone")]
     job = ("--retries=0", f"--output={tmp_path}/out")
     assert client(*job, stdin=b"one\nthree\n").code == 1
     model.versions[1] = answer  # later sentences have a single translation

@@ -1,15 +1,23 @@
 """The command train: what it leaves, how it resumes, and what it rejects."""
 
-import gzip
 import json
+import pathlib
 import platform
 import re
 import shutil
 import signal
 
+import numpy as np
 import pytest
 
-from keras_transformer.training import Stopped, distribution
+from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
+from keras_transformer.models import Transformer
+from keras_transformer.text import learn_vocabulary
+from keras_transformer.training import RunConfigs, RunDirectory, Stopped, distribution
+from keras_transformer.training.metrics import read_metrics
+from keras_transformer.training.settings import fine_tuning_configs
+
+_TOY = pathlib.Path(__file__).parents[1] / "models" / "toy_architecture.py"
 
 
 def _contents(folder):
@@ -22,7 +30,6 @@ def _contents(folder):
 
 @pytest.fixture
 def copy(run_dir, tmp_path):
-    """A copy of the trained run that a test may change."""
     return shutil.copytree(run_dir, tmp_path / "copy")
 
 
@@ -36,7 +43,7 @@ def test_process_leaves_a_complete_run_directory(run, train_flags, tmp_path):
     assert names == files | {"checkpoints", "tokens"}
     stems = {path.name.partition(".")[0] for path in (run_dir / "checkpoints").iterdir()}
     assert stems == {"step-2", "step-4", "average", "checkpoint_metrics"}
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [2, 4]
     assert all({"val_loss", "bleu"} < row.keys() for row in rows)
 
@@ -61,7 +68,7 @@ def test_finished_run_is_reported_and_unchanged(call, copy, texts):
     assert after == before
 
 
-def test_differing_flags_are_rejected_by_name(call, copy, texts, refused):
+def test_differing_flags_are_rejected_by_name(call, copy, run_dir, texts, refused):
     before = _contents(copy)
     for flags, differences in (
         (["--num_layers=2", "--seed=7"],
@@ -70,6 +77,7 @@ def test_differing_flags_are_rejected_by_name(call, copy, texts, refused):
         (["--dataset=number_names/en-de"],
          "dataset is None there and 'number_names/en-de' here; remove"),
         ([f"--train_source={texts}/dev.en"], "train_source is "),
+        ([f"--start_from={run_dir}"], f"start_from is None there and '{run_dir}' here; "),
         (["--preset=tiny"], "model_dim is 32 there and 128 here; "),
     ):  # fmt: skip
         result = call("train.py", f"--run_dir={copy}", *flags, "--train_steps=350")
@@ -81,7 +89,6 @@ def test_differing_flags_are_rejected_by_name(call, copy, texts, refused):
 
 
 def test_printed_flags_make_the_same_run(call, copy, tmp_path):
-    """A configuration file: what --print_flags writes, --flagfile reads."""
     printed = call("train.py", f"--run_dir={copy}", "--print_flags")
     assert (printed.code, printed.err) == (0, "")
     (tmp_path / "flags").write_text(f"# the settings\n{printed.out}")
@@ -105,44 +112,11 @@ def test_damaged_run_is_resumed_and_extended(call, copy):
     assert "step-300 is damaged" in result.out
     assert "resuming from step 150" in result.out
     assert "Trained 302 steps on " in result.out
-    rows = [json.loads(line) for line in (copy / "metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(copy / "metrics.jsonl")
     assert [row["step"] for row in rows] == [50, 100, 150, 210, 280, 300, 302]
     after = json.loads((copy / "config.json").read_text())
     assert after["training"] == before["training"] | {"train_steps": 302, "log_steps": 70}
     assert (after["model"], after["data"]) == (before["model"], before["data"])
-
-
-@pytest.mark.parametrize(
-    ("flags", "parts"),
-    [
-        ("--train_source=absent", ["absent does not exist; expected a text file"]),
-        ("--train_target=latin", ["latin, line 2: not UTF-8", "convert"]),
-        ("--train_source=part.gz", ["part.gz is not a whole gzip file"]),
-        ("--train_source=blank", ["no pair of sentences is left of 2 in", "2 have an empty side"]),
-        ("--vocabulary_size=5000", ["size 5000 was asked for, but"]),
-        ("--dev_source=absent --dev_target=two", ["absent does not exist; expected a text file"]),
-        ("--test_source=absent --test_target=two", ["absent does not exist; expected a text"]),
-        ("--run_dir=two", ["cannot write run directory two: it is a file; give the path"]),
-        ("--freeze=encoder", ["--freeze would keep random weights; give --start_from too"]),
-        ("--lora_rank=8", ["--lora_rank would keep random weights; give --start_from too"]),
-    ],
-)
-def test_unusable_text_is_named_before_training(call, tmp_path, monkeypatch, refused, flags, parts):
-    monkeypatch.chdir(tmp_path)
-    contents = {"two": b"a\nb\n", "latin": b"a\nb\xff\n", "blank": b"\n \n"}
-    contents["part.gz"] = gzip.compress(b"a\n" * 99, mtime=0)[:-9]
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    train = ("train.py", "--run_dir=run", "--train_source=two", "--train_target=two")
-    kind = "bpe" if "5000" in flags else "char"
-    vocabulary = (f"--vocabulary_kind={kind}", "--vocabulary_size=6")
-    refused(call(*train, *vocabulary, *flags.split()), *parts)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == contents
-
-
-def test_unknown_data_set_lists_close_names(call, tmp_path, refused):
-    result = call("train.py", f"--run_dir={tmp_path}/run", "--dataset=number_name")
-    refused(result, "there is no data set 'number_name'; close names: ", "number_names")
 
 
 def test_run_without_its_test_files_is_resumed(call, copy, tmp_path):
@@ -152,16 +126,6 @@ def test_run_without_its_test_files_is_resumed(call, copy, tmp_path):
     result = call("train.py", f"--run_dir={copy}")
     assert (result.code, result.err) == (0, "")
     assert "Nothing to do" in result.out
-
-
-@pytest.mark.slow
-def test_full_disk_leaves_whole_checkpoints(run, small_disk, train_flags, refused):
-    run_dir = small_disk("1m") / "run"
-    result = run("train.py", f"--run_dir={run_dir}", *train_flags, "--model_dim=64")
-    place = f"{run_dir}/checkpoints"
-    refused(result, f"cannot write checkpoint step-4 to {place}", "free some space", "is step-2")
-    left = {path.name.partition(".")[0] for path in (run_dir / "checkpoints").iterdir()}
-    assert left == {"step-2", "checkpoint_metrics"}
 
 
 def test_stopped_run_reports_checkpoint_and_status(call, tmp_path, train_flags, training_ends):
@@ -181,7 +145,6 @@ def test_stopped_run_reports_checkpoint_and_status(call, tmp_path, train_flags, 
 
 
 def start_workers(start, free_ports, *arguments):
-    """Starts train.py on two workers."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     tasks = [{"cluster": cluster, "task": {"type": "worker", "index": each}} for each in range(2)]
     return [start("train.py", *arguments, env={"TF_CONFIG": json.dumps(task)}) for task in tasks]
@@ -193,10 +156,7 @@ def test_two_workers_train_the_same_run_as_one(start, call, tmp_path, train_flag
     for worker in start_workers(start, free_ports, f"--run_dir={tmp_path}/run", *train_flags):
         _, err = worker.communicate(timeout=1200)
         assert worker.returncode == 0, err
-    rows, expected = (
-        [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-        for path in (tmp_path / "run", tmp_path / "alone")
-    )
+    rows, expected = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("run", "alone"))
     for row, other in zip(rows, expected, strict=True):
         for name in ("step", "target_tokens", "padding", "bleu"):
             assert row[name] == other[name]
@@ -255,3 +215,132 @@ def test_missing_dev_set_names_flags_of_the_text(call, train_flags, tmp_path, tr
     flags = ("--task=parsing", f"--train_file={tmp_path / 'trees'}")
     result = call("train.py", f"--run_dir={tmp_path / 'trees_run'}", *flags)
     assert "There is no dev set; name one with --dev_file.\n" in result.out
+
+
+# Runs that start from another one.
+
+
+@pytest.fixture(scope="module")
+def origin(words, tmp_path_factory):
+    """A run with weights, of the words of both languages, that nothing has trained."""
+    vocabulary = learn_vocabulary([" ".join(words), " ".join(words.values())], size=20, kind="word")
+    config = TransformerConfig(
+        vocabulary_size=vocabulary.size, num_layers=1, model_dim=16, num_heads=2,
+        feed_forward_dim=16, activation="swish",
+    )  # fmt: skip
+    data = DataConfig(train_source="gone", train_target="gone", vocabulary_kind="word")
+    configs = RunConfigs(
+        config, data, TrainingConfig(), search={"beam_size": 2, "max_extra_length": 5}
+    )
+    run = RunDirectory(tmp_path_factory.mktemp("origin") / "run")
+    run.write(configs, vocabulary, vocabulary, Transformer(config))
+    return run
+
+
+@pytest.mark.slow
+def test_start_from_trains_all_but_frozen_parts(call, origin, train_flags, tmp_path):
+    path = shutil.copytree(origin.path, tmp_path / "origin")
+    files = ("--train_source", "--train_target", "--dev_")
+    flags = [flag for flag in train_flags if flag.startswith(files)]
+    flags += [f"--run_dir={tmp_path}/run", f"--start_from={path}/checkpoints/step-0"]
+    flags += ["--freeze=encoder", "--preset=base", "--dropout=0", "--warmup_steps=1"]
+    flags += ["--train_steps=2", "--checkpoint_steps=1", "--batch_tokens=200"]
+    result = call("train.py", *flags)
+    assert result.code == 0, result.err
+    assert "\n0/2  loss " in result.out and "BLEU" in result.out
+    run = RunDirectory(tmp_path / "run")
+    configs, theirs = run.configs(), origin.configs()
+    assert configs.model == theirs.model.replace(dropout=0.0)
+    assert (configs.search, configs.corpora.vocabulary_kind) == (theirs.search, "word")
+    assert configs.training.learning_rate == pytest.approx(0.1 * (16 * 4000) ** -0.5, rel=0.02)
+    assert configs.origin == {"start_from": f"{path}/checkpoints/step-0"}
+    assert run.vocabularies()[0].fingerprint == origin.vocabularies()[0].fingerprint
+    before, after = origin.load_model(), run.load_model("2")
+    for weight, other in zip(before.weights, after.weights, strict=True):
+        is_frozen = "/encoder/" in weight.path
+        assert is_frozen == np.array_equal(weight, other), weight.path
+    shutil.rmtree(path)
+    result = call("train.py", *flags, "--train_steps=3")
+    assert result.code == 0, result.err
+    assert "from step 2 on" in result.out
+    assert [row["step"] for row in read_metrics(run.path / "metrics.jsonl")] == [0, 1, 2, 3]
+
+
+def test_start_from_finds_run_and_checkpoint(origin, tmp_path):
+    path = shutil.copytree(origin.path, tmp_path / "checkpoints" / "run1")
+    for given, checkpoint in (("", "auto"), ("checkpoints/step-0.index", "step-0")):
+        run, found = RunDirectory.of_checkpoint(path / given)
+        assert (run.path, found) == (path, checkpoint)
+
+
+def test_resumed_random_run_cannot_freeze(call, origin, texts, tmp_path, refused):
+    run = RunDirectory(tmp_path / "run")  # killed before its first checkpoint
+    data = DataConfig(
+        train_source=f"{texts}/train.en", train_target=f"{texts}/train.xx", vocabulary_kind="word"
+    )
+    vocabulary = origin.vocabularies()[0]
+    run.write(origin.configs()._replace(data=data), vocabulary, vocabulary)
+    result = call("train.py", f"--run_dir={run.path}", "--freeze=encoder")
+    refused(result, "--freeze would keep random weights")
+
+
+@pytest.mark.parametrize(("options", "factor"), [({}, 0.1), ({"lora_rank": 8}, 1.0)])
+def test_fine_tuning_rate_is_higher_with_lora(origin, options, factor):
+    options = {"train_file": "text", **options}
+    configs = fine_tuning_configs(origin.configs(), "origin", options)
+    assert configs.training.learning_rate == pytest.approx(factor * (16 * 4000) ** -0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--train_source=a", "--train_target=b", "--preset=rnn-base", "--dropout=0.25"],
+        ["--train_file=a", "--vocabulary=v.model", "--noshare_vocabulary", "--clip_norm=3.5"],
+        ["--train_file=a", "--seed=7", "--freeze=encoder", "--start_from={origin}"],
+    ],
+    ids=["recurrent", "vocabulary", "start"],
+)
+def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options):
+    options = [option.format(origin=origin.path) for option in options]
+    printed = call("train.py", f"--run_dir={tmp_path}/new", "--print_flags", *options)
+    assert printed.code == 0, printed.err
+    for option in options:
+        assert option.startswith("--preset") or option in printed.out.splitlines()
+    (tmp_path / "file").write_text(printed.out)
+    flags = [f"--flagfile={tmp_path}/file", f"--run_dir={tmp_path}/other", "--print_flags"]
+    assert call("train.py", *flags) == printed
+    assert not (tmp_path / "new").exists()
+
+
+# Modules of the user.
+
+
+def test_file_with_the_name_of_a_standard_module_is_loaded(call, refused, tmp_path):
+    (tmp_path / "sibling.py").write_text("WORD = 'mine'\n")
+    program = (
+        "import sibling, tomllib\nraise SystemExit(f'{sibling.WORD}, {bool(tomllib.loads)}')\n"
+    )
+    (tmp_path / "tomllib.py").write_text(program)
+    result = call("train.py", "--run_dir=x", f"--user_module={tmp_path}/tomllib.py")
+    assert (result.code, result.err) == (1, "mine, True\n")
+
+
+@pytest.mark.slow
+def test_user_architecture_trains_and_translates(run, refused, train_flags, tmp_path):
+    own = f"--user_module={_TOY}"
+    assert "--[no]reverse_source" in run("train.py", own, "--help").out
+    not_of_it = ("--preset", "--num_", "--feed_forward")
+    flags = [flag for flag in train_flags if not flag.startswith(not_of_it)]
+    flags += ["--architecture=toy", f"--run_dir={tmp_path}/run", "--train_steps=2"]
+    refused(
+        run("train.py", own, *flags, "--num_steps=3"),
+        "--num_steps is a setting of architecture universal, and this run's is toy; remove it",
+    )
+    result = run("train.py", own, *flags)
+    assert result.code == 0, result.err
+    (tmp_path / "text").write_text("ein\n")
+    arguments = ["translate.py", f"--run_dir={tmp_path}/run", str(tmp_path / "text")]
+    refused(run(*arguments), "got 'toy'", "--user_module")
+    translated = run(*arguments, own)
+    assert translated.code == 0, translated.err
+    assert len(translated.out.splitlines()) == 1

@@ -57,16 +57,11 @@ def test_notebook_prints_what_it_shows(monkeypatch, capsys):
     scope, scores = {}, re.compile(r"-?\d\.\d+")
     for cell in cells:
         exec("".join(cell["source"]), scope)
-        shown = "".join(
-            line
-            for out in cell["outputs"]
-            if out["output_type"] == "stream"
-            for line in out["text"]
-        )
+        texts = [out["text"] for out in cell["outputs"] if out["output_type"] == "stream"]
+        shown = "".join(itertools.chain(*texts))
         printed = capsys.readouterr().out
         assert scores.sub("", printed) == scores.sub("", shown)
         for new, old in zip(scores.findall(printed), scores.findall(shown), strict=True):
             assert float(new) == pytest.approx(float(old), abs=0.03)
-    assert (
-        sum(out["output_type"] == "display_data" for cell in cells for out in cell["outputs"]) == 2
-    )
+    kinds = [out["output_type"] for cell in cells for out in cell["outputs"]]
+    assert kinds.count("display_data") == 2

@@ -35,17 +35,8 @@ def path_to_examples(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.fixture
-def inflection(path_to_examples):
-    return importlib.import_module("inflection")
-
-
-@pytest.fixture
-def semantic_parsing(path_to_examples):
-    return importlib.import_module("semantic_parsing")
-
-
-def test_inflection_reads_lemmas_features_and_forms(inflection, tmp_path):
+def test_inflection_reads_lemmas_features_and_forms(tmp_path):
+    inflection = importlib.import_module("inflection")
     (tmp_path / "deu").write_text(" Hund \t Hundes \tN;;SG;\n\ngo out\twent out\tV;PST\n")
     assert list(inflection.InflectionFile(tmp_path / "deu")) == [
         ("Hund ;N ;SG", "Hundes"), ("go out ;V ;PST", "went out"),
@@ -58,8 +49,8 @@ def test_inflection_reads_lemmas_features_and_forms(inflection, tmp_path):
     assert answers == ["Hundes", "Hunde", ""]
 
 
-def test_tokens_are_characters_and_features(inflection):
-    task = inflection.Inflection()
+def test_tokens_are_characters_and_features():
+    task = importlib.import_module("inflection").Inflection()
     data = DataConfig(train_file=str(_DATA / "inflection" / "kat.train"), **task.default_data)
     source, target = make_vocabularies(data, task)
     assert source is target
@@ -69,7 +60,8 @@ def test_tokens_are_characters_and_features(inflection):
         task.check_data(data.replace(target_level="bpe"))
 
 
-def test_forms_are_counted_by_overlap_as_the_shared_task_does(inflection, tmp_path):
+def test_forms_are_counted_by_overlap_as_the_shared_task_does(tmp_path):
+    inflection = importlib.import_module("inflection")
     (tmp_path / "train").write_text("walk\twalked\tV;PST\nsing\tsings\tV;SG;3\n")
     task = inflection.Inflection(overlap_with=str(tmp_path / "train"))
     sources = ["walk ;V ;SG ;3", "walk ;V ;PTCP", "go\tV;PST", "go ;N ;PL", ""]
@@ -83,7 +75,8 @@ def test_forms_are_counted_by_overlap_as_the_shared_task_does(inflection, tmp_pa
     assert inflection.Inflection().evaluate(["a"], ["a"], ["a ;N"])["categories"] == {}
 
 
-def test_commands_and_logical_forms_are_counted_by_category(semantic_parsing):
+def test_commands_and_logical_forms_are_counted_by_category():
+    semantic_parsing = importlib.import_module("semantic_parsing")
     scan = list(semantic_parsing.SemanticParsingFile(_DATA / "scan" / "simple.train.txt"))
     assert ("walk", "I_WALK") in scan
     path = _DATA / "cogs" / "gen.tsv"
@@ -104,10 +97,10 @@ def test_commands_and_logical_forms_are_counted_by_category(semantic_parsing):
           ("IN: walk", "walk\tWALK", "a\t\tb")),
     ],
 )  # fmt: skip
-def test_malformed_line_is_reported(request, tmp_path, module, reader, line):
+def test_malformed_line_is_reported(tmp_path, module, reader, line):
     (tmp_path / "file").write_text(f"\n{line}\n")
     with pytest.raises(InputError, match="line 2: expected ") as caught:
-        list(getattr(request.getfixturevalue(module), reader)(tmp_path / "file"))
+        list(getattr(importlib.import_module(module), reader)(tmp_path / "file"))
     assert f"got {line!r}" in str(caught.value)
 
 
@@ -127,9 +120,7 @@ def test_task_of_one_file_works_by_command(call, tmp_path, name, train, test, op
     result = call("train.py", *own, f"--task={name}", *files, *_SIZES)
     assert result.code == 0, result.err
     assert "exact match" in result.out
-    result = call(
-        "evaluate.py", *own, f"--{option}={_DATA / train}", "--json", "--max_extra_length=9"
-    )
-    assert 0 <= json.loads(result.out)["exact_match"] <= 1
-    assert json.loads(result.out)["categories"]
+    options = (f"--{option}={_DATA / train}", "--json", "--max_extra_length=9")
+    scores = json.loads(call("evaluate.py", *own, *options).out)
+    assert 0 <= scores["exact_match"] <= 1 and scores["categories"]
     assert len(call("translate.py", *own, stdin=source.encode()).out.splitlines()) == 1

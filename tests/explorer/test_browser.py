@@ -96,17 +96,12 @@ def arcs(page):
     return page.locator(".arc").count()
 
 
-def drag(page, threshold):
-    """Sets the least weight that is shown, in percent."""
-    page.get_by_label("Hide weights below").fill(str(threshold))
-
-
 def test_arcs_show_weights_from_the_threshold(show):
     view = make_view()
     page = show(view)
     words = joined(view.attentions["encoder"][0])
     assert arcs(page) == count_arcs(words)
-    drag(page, 62)
+    page.get_by_label("Hide weights below").fill("62")  # percent
     assert arcs(page) == count_arcs(words, 0.62) < count_arcs(words)
     page.get_by_label("joined into words").uncheck()
     assert arcs(page) == count_arcs(view.attentions["encoder"][0], 0.62)

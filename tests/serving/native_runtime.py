@@ -43,7 +43,6 @@ def missing() -> str | None:
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
-    """Compiles the program into a folder and returns its path."""
     program, library = folder / "answer", tf.sysconfig.get_lib()
     subprocess.run(
         [*_compiler(), "-std=gnu11", "-O2", "-Wall", "-Wextra", _SOURCE, "-o", program]
@@ -59,13 +58,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 def read_signature(
     version: pathlib.Path, name: str = "serving_default", inputs: Sequence[str] | None = None
 ) -> Signature:
-    """Reads a signature from `saved_model.pb`.
-
-    Args:
-        version: the folder of the SavedModel.
-        name: of the signature.
-        inputs: its inputs in the order of the columns of a line; None means alphabetically.
-    """
+    """Reads a signature; inputs are in the order of a line's columns, else of the alphabet."""
     model = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
     (serving,) = (graph for graph in model.meta_graphs if "serve" in graph.meta_info_def.tags)
     definition = serving.signature_def[name]
@@ -82,11 +75,7 @@ def answer(
     rows: Sequence[Sequence[bytes]],
     batch_sizes: Sequence[int] = (64,),
 ) -> dict[str, list[list[bytes]]]:
-    """Sends rows of columns to a signature, in batches of these sizes in turn.
-
-    Returns:
-        For each output its values, [row][value], as they were printed.
-    """
+    """Sends rows of columns in batches of these sizes in turn; returns output[row][value]."""
     lists = (_op_libraries(), signature.inputs.values(), signature.outputs.values())
     done = subprocess.run(
         [program, signature.version, *(",".join(each) for each in lists), *map(str, batch_sizes)],

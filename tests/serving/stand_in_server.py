@@ -72,7 +72,6 @@ def load(
     folder: pathlib.Path,
     config: tf.compat.v1.ConfigProto | None = None,
 ) -> None:
-    """Serves a version instead of the one before."""
     session = tf.compat.v1.Session(graph=tf.Graph(), config=config)
     with session.graph.as_default():
         loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(folder)).signature_def

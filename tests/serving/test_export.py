@@ -23,18 +23,6 @@ from keras_transformer.training import RunConfigs, RunDirectory
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
 
-# Runs where this package cannot be imported, as on a server.
-_PROGRAM = """
-import json, sys
-sys.modules["keras_transformer"] = None
-import tensorflow as tf
-import tensorflow_text
-serve = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
-found = serve(text=tf.constant(json.load(sys.stdin)))
-texts = [[text.decode() for text in row] for row in found["translations"].numpy()]
-print(json.dumps([texts, found["scores"].numpy().tolist()]))
-"""
-
 
 def _names(folder):
     return sorted(path.name for path in folder.iterdir())
@@ -42,17 +30,6 @@ def _names(folder):
 
 def _model(version):
     return saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
-
-
-@pytest.mark.slow
-def test_process_without_package_matches_python(exported, separate_translator, run_python):
-    sentences = ["hello two cat", "", "привет 木", "😀 \t two\r\ncat\u2028sun", "two sun " * 15_000]
-    texts, scores = json.loads(
-        run_python("-I", "-c", _PROGRAM, exported, stdin=json.dumps(sentences))
-    )
-    ours = separate_translator(tf.constant(sentences))
-    assert texts == [[text.decode() for text in row] for row in ours["translations"].numpy()]
-    np.testing.assert_allclose(scores, ours["scores"], rtol=1e-6, atol=1e-6)
 
 
 def test_runtime_rejects_inputs_of_wrong_rank(exported, tmp_path):
@@ -120,14 +97,16 @@ def export_quickly(separate_translator, signatures, exported, monkeypatch):
     return functools.partial(export, separate_translator)
 
 
-def test_versions_are_counted_and_never_overwritten(export_quickly, tmp_path):
+def test_versions_are_counted_and_never_overwritten(export_quickly, tmp_path, monkeypatch):
     (tmp_path / "7").mkdir()
     (tmp_path / "notes").mkdir()
+    seen = []  # while an export is checked
+    monkeypatch.setattr(export_module, "compare_answers", lambda *_: seen.extend(_names(tmp_path)))
     assert export_quickly(tmp_path) == tmp_path / "8"
+    assert [name for name in seen if name.isdigit()] == ["7"]
     assert _names(tmp_path) == sorted(["7", "8", "notes", *_SERVER_FILES])
-    with pytest.raises(InputError, match=r"8 already exists; choose another"):
-        export_quickly(tmp_path, version=8)
     for version, message in (
+        (8, "8 already exists; choose another"),
         (2, "version 2 is lower than 8, and a server loads the highest"),
         (0, "version must be a positive number, got 0"),
     ):
@@ -135,7 +114,7 @@ def test_versions_are_counted_and_never_overwritten(export_quickly, tmp_path):
             export_quickly(tmp_path, version=version)
 
 
-def test_folder_has_models_of_one_format(export_quickly, tmp_path):
+def test_folder_has_versions_of_one_format(export_quickly, tmp_path):
     (tmp_path / "theirs" / "2").mkdir(parents=True)
     (tmp_path / "theirs" / "2" / "model.bin").touch()
     with pytest.raises(InputError, match=r"theirs/2 is a CTranslate2 model; give the SavedModel"):
@@ -146,16 +125,13 @@ def test_folder_has_models_of_one_format(export_quickly, tmp_path):
         choose_version(tmp_path / "ours", None, "CTranslate2")
     assert choose_version(tmp_path / "theirs", None, "CTranslate2") == 3
     (tmp_path / "ours" / "2").mkdir()
-    with pytest.raises(InputError, match=f"such as {ours}$"):
-        load_exported(tmp_path / "ours" / "2")
-
-
-def test_files_of_a_version(exported):
-    assert _names(exported) == [
-        "assets", "assets.extra", "fingerprint.pb", "saved_model.pb", "variables"
-    ]  # fmt: skip
-    assert _names(exported / "assets.extra") == ["model_card.json", "tf_serving_warmup_requests"]
-    assert _names(exported.parent) == sorted(["1", *_SERVER_FILES])
+    for path, message in (
+        ("ours/2", f"such as {ours}$"),
+        ("ours", f"give the folder of one version, such as {ours}"),
+        ("absent", r"no SavedModel in .*absent.* such as .*absent/1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_exported(tmp_path / path)
 
 
 def test_name_defaults_to_the_folder(export_quickly, tmp_path):
@@ -187,15 +163,6 @@ def test_version_that_fails_a_check_is_never_published(
     assert _names(tmp_path) == []
 
 
-def test_unfinished_version_is_invisible(export_quickly, tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(export_module, "compare_answers", lambda *_: seen.extend(_names(tmp_path)))
-    assert export_quickly(tmp_path) == tmp_path / "1"
-    assert len(seen) == 1
-    assert not seen[0].isdigit()
-    assert _names(tmp_path) == sorted(["1", *_SERVER_FILES])
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -208,47 +175,28 @@ def test_failed_write_leaves_nothing_behind(export_quickly, tmp_path, monkeypatc
         pathlib.Path(path, "saved_model.pb").touch()
         raise error
 
-    monkeypatch.setattr(tf.saved_model, "save", save)
-    with pytest.raises(InputError, match=r"cannot write the export to .*1 .*No space left"):
-        export_quickly(tmp_path)
-    assert _names(tmp_path) == []
-
-
-def test_file_instead_of_folder_is_rejected(export_quickly, tmp_path):
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     with pytest.raises(InputError, match="cannot write the export"):
         export_quickly(tmp_path / "file")
     assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+    monkeypatch.setattr(tf.saved_model, "save", save)
+    with pytest.raises(InputError, match=r"cannot write the export to .*1 .*No space left"):
+        export_quickly(tmp_path / "new")
+    assert _names(tmp_path) == ["file"]
 
 
-def test_missing_version_names_one_nearby(exported, tmp_path):
-    with pytest.raises(InputError, match=r"no SavedModel in .*absent.* such as .*absent/1"):
-        load_exported(tmp_path / "absent")
-    with pytest.raises(InputError, match=r"give the folder of one version, such as .*/1"):
-        load_exported(exported.parent)
-
-
-@pytest.mark.parametrize("name", ["saved_model.pb", "variables/variables.index"])
-def test_damaged_saved_model_is_rejected(exported, tmp_path, name):
-    version = shutil.copytree(exported, tmp_path / "1")
-    content = (version / name).read_bytes()
-    (version / name).write_bytes(content[: len(content) // 2])
-    with pytest.raises(InputError, match=r"the SavedModel in .*1 cannot be read \(.+\)"):
-        load_exported(version)
-
-
-def test_other_saved_models_are_rejected(tmp_path):
-    class Doubler(tf.Module):
-        @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
-        def double(self, x):
-            return {"y": 2.0 * x}
-
-    doubler = Doubler()
-    tf.saved_model.save(doubler, str(tmp_path / "1"), {"serving_default": doubler.double})
-    tf.saved_model.save(tf.Module(), str(tmp_path / "2"))
-    for version in ("1", "2"):
-        with pytest.raises(InputError, match=f"the SavedModel in .*{version} is not a translator"):
-            load_exported(tmp_path / version)
+def test_damaged_and_other_saved_models_are_rejected(exported, tmp_path):
+    for name in ("saved_model.pb", "variables/variables.index"):
+        version = shutil.copytree(exported, tmp_path / name / "1")
+        content = (version / name).read_bytes()
+        (version / name).write_bytes(content[: len(content) // 2])
+        with pytest.raises(InputError, match=r"the SavedModel in .*1 cannot be read \(.+\)"):
+            load_exported(version)
+    double = tf.function(lambda x: {"y": 2.0 * x}, [tf.TensorSpec([], name="x")])
+    for signatures in (None, {"serving_default": double}):
+        tf.saved_model.save(tf.Module(), str(tmp_path / "other"), signatures)
+        with pytest.raises(InputError, match=r"the SavedModel in .*other is not a translator"):
+            load_exported(tmp_path / "other")
 
 
 @pytest.mark.slow
@@ -282,18 +230,13 @@ def test_exported_samples_and_details_match_python(trained, exported, tmp_path):
 def make_run(tmp_path):
     """Makes a run directory with metrics, of a run that had files from all over the disk."""
 
-    def make(**data):
+    def make(train_source="a", train_target="b", **data):
+        data |= {"train_source": train_source, "train_target": train_target}
         run = RunDirectory(tmp_path / "run")
         vocabulary = learn_vocabulary(["a b c"], size=7, kind="word")
-        run.write(
-            RunConfigs(
-                TransformerConfig.preset("tiny", vocabulary_size=vocabulary.size),
-                DataConfig(**data),
-                TrainingConfig.preset("tiny", seed=7),
-            ),
-            vocabulary,
-            vocabulary,
-        )
+        model = TransformerConfig.preset("tiny", vocabulary_size=vocabulary.size)
+        training = TrainingConfig.preset("tiny", seed=7)
+        run.write(RunConfigs(model, DataConfig(**data), training), vocabulary, vocabulary)
         metrics = run.checkpoints().metrics
         metrics.path.parent.mkdir()
         metrics.write(1000, {"bleu": 20.5})
@@ -325,7 +268,7 @@ def test_model_card_describes_the_export(exported, separate_translator):
     assert {"tensorflow", "tensorflow-text", "keras"} < card["packages"].keys()
 
 
-def test_training_data_have_no_folders(make_run, tmp_path):
+def test_run_is_described_without_folders(make_run, tmp_path):
     files = {"train_source": "/home/me/train.en,/data/more.en", "train_target": "train.de,more.de"}
     run = make_run(**files, vocabulary=str(tmp_path / "bpe.model"))
     training = describe_run(run, "step-1000")
@@ -334,10 +277,6 @@ def test_training_data_have_no_folders(make_run, tmp_path):
     assert training["settings"]["seed"] == 7
     assert training["task"]["name"] == "translation"
     assert "/" not in json.dumps(training)
-
-
-def test_origin_is_named_without_folders(make_run):
-    run = make_run(train_source="a", train_target="b")
     path = run.path / "config.json"
     for start, name in (
         ("/data/runs/opus", "opus"),
@@ -349,7 +288,7 @@ def test_origin_is_named_without_folders(make_run):
 
 
 def test_dev_metrics_are_those_of_the_checkpoint(make_run):
-    run = make_run(train_source="a", train_target="b")
+    run = make_run()
     of_last = {"step-2000": {"bleu": 30.5, "val_loss": 2.0}}
     assert describe_run(run, "step-1000")["dev_metrics"] == {"step-1000": {"bleu": 20.5}}
     assert describe_run(run, "step-2000")["dev_metrics"] == of_last

@@ -19,46 +19,37 @@ _SPECIAL = ["▁", "<s>", "</s>", "<unk>", "<pad>", "⁇", "\ufffd", "\\n", "\t"
 def _any_character(generator):
     """Draws from all planes of Unicode alike, without the surrogates, which UTF-8 cannot hold."""
     code = generator.randrange(0x10000) + 0x10000 * generator.choice([0] * 8 + [*range(17)])
-    return chr(code if not 0xD800 <= code < 0xE000 else 0x20)
+    return chr(code if not 0xD800 <= code < 0xE000 else 0x20).encode()
 
 
-def _make_kinds(words):
-    """Gives functions that draw one short piece of text, as bytes."""
-
-    def one_of(pieces):
-        return lambda generator: generator.choice(pieces).encode()
-
+def _make_kinds(generator, words):
+    """Returns short pieces of text of each kind, as bytes."""
+    characters = [_any_character(generator) for _ in range(500)]
+    kinds = [_BLANKS, _EMOJI, _JOINERS, _MARKS, _RIGHT_TO_LEFT, _SPECIAL, map(chr, range(0x20))]
     return [
-        lambda generator: _any_character(generator).encode(),
-        lambda generator: chr(generator.randrange(0x20)).encode(),
-        lambda generator: generator.randbytes(generator.randint(1, 4)),
-        # A character that was cut.
-        lambda generator: _any_character(generator).encode()[:-1],
+        *([piece.encode() for piece in pieces] for pieces in kinds),
+        [f" {word} ".encode() for word in words],
+        characters,
+        [character[:-1] for character in characters],  # that were cut
+        [generator.randbytes(generator.randint(1, 4)) for _ in range(500)],
         # A surrogate, and "/" in two bytes: what only a careless reader of UTF-8 lets through.
-        lambda generator: generator.choice([b"\xed\xa0\x80", b"\xc0\xaf", b"\xf5\x80\x80\x80"]),
-        *map(one_of, (_BLANKS, _EMOJI, _JOINERS, _MARKS, _RIGHT_TO_LEFT, _SPECIAL)),
-        lambda generator: b" " + generator.choice(words).encode() + b" ",
+        [b"\xed\xa0\x80", b"\xc0\xaf", b"\xf5\x80\x80\x80"],
     ]
-
-
-def _make_text(generator, kinds):
-    """Draws a text of one kind or of several, seldom long."""
-    mixed = generator.sample(kinds, generator.choice([1, 1, 2, 3, len(kinds)]))
-    length = int(generator.choice([3, 20, 20, 60]) * generator.random())
-    if generator.random() < 0.005:
-        length = 5_000
-    return b"".join(generator.choice(mixed)(generator) for _ in range(length))
 
 
 @pytest.fixture(scope="module")
 def inputs(words):
-    """Texts, two of them as long as a megabyte."""
+    """Texts of one kind or of several, two of them as long as a megabyte."""
     generator = random.Random(7)
-    kinds = _make_kinds(list(words))
-    texts = [_make_text(generator, kinds) for _ in range(_COUNT - 2)]
-    for _ in range(2):
-        text = _make_text(generator, kinds) or b" "
-        texts.insert(generator.randrange(len(texts)), text * (1_000_000 // len(text)))
+    kinds = _make_kinds(generator, words)
+
+    def draw(length):
+        mixed = generator.sample(kinds, generator.choice([1, 1, 2, 3, len(kinds)]))
+        return b"".join(generator.choice(generator.choice(mixed)) for _ in range(length))
+
+    texts = [draw(generator.choice([0, 3, 8, 15, 40])) for _ in range(_COUNT - 4)]
+    texts += [draw(5_000), draw(5_000), *(draw(20) * 20_000 for _ in range(2))]
+    generator.shuffle(texts)
     return texts
 
 
@@ -92,8 +83,8 @@ def answers(inputs, exported, words):
 
 
 @pytest.mark.slow
-def test_odd_inputs_get_valid_translations(inputs, answers):
-    _, translations, scores = answers
+def test_odd_inputs_get_the_same_valid_translations_in_any_batch(inputs, answers):
+    serve, translations, scores = answers
     assert len(inputs) == len(translations) == _COUNT
     assert scores.shape == (_COUNT, 2)
     assert np.isfinite(scores).all()
@@ -102,10 +93,7 @@ def test_odd_inputs_get_valid_translations(inputs, answers):
         for translation in row:
             translation.decode("utf-8")  # would raise
 
-
-@pytest.mark.slow
-def test_answers_do_not_depend_on_the_batch(inputs, answers):
-    serve, translations, scores = answers
+    # An answer does not depend on its batch.
     sample = sorted(random.Random(13).sample(range(_COUNT), 20))
     sample += [index for index, text in enumerate(inputs) if len(text) > 100_000]
     for index in sample:

@@ -75,7 +75,7 @@ def test_models_config_fits_the_docker_image(folder):
     assert found == ("words", "/models/words", "tensorflow")
     # The example in the comment is valid too.
     text = text.replace("# model_", "model_").replace("# version_", "version_")
-    config = model_server_config_pb2.ModelServerConfig()
+    config.Clear()
     text_format.Parse(text, config)
     (model,) = config.model_config_list.config
     assert list(model.model_version_policy.specific.versions) == [1, 2]
@@ -144,19 +144,16 @@ def test_documented_commands_are_the_readmes_with_more_flags():
     assert all(flags.startswith(found[0]) for flags in found)
 
 
-@pytest.mark.parametrize("name", ["words", "en-de", "v1.2_größe"])
-def test_valid_names_are_accepted(name, tmp_path):
-    check_name(tmp_path, name)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("others", "calls the model 'words', not 'others'; give --name=words"),
-     *((name, "the model's name .* must consist of letters") for name in
-       ("", "a b", "a/b", "a:b", 'a"b', "a\n"))],
-)  # fmt: skip
+    [
+        ("others", "calls the model 'words', not 'others'; give --name=words"),
+        *((name, "name .* must consist of letters") for name in ("", "a/b", "a:b", 'a"b', "a\n")),
+    ],
+)
 def test_names_of_other_models_and_invalid_ones_are_rejected(folder, name, message):
     check_name(folder, "words")
+    check_name(folder / "new", "v1.2_größe-de")
     with pytest.raises(InputError, match=message):
         check_name(folder, name)
 
@@ -167,9 +164,8 @@ def test_missing_or_invalid_card_is_rejected(tmp_path):
     path = tmp_path / "assets.extra" / "model_card.json"
     path.parent.mkdir()
     of_older = '{"training": [{}], "search": {}, "signatures": {}, "precision": {}}'
+    message = "not a model card of this release; export the model again"
     for text in ("[]", '{"training": null}', '{"training": []}', of_older):
         path.write_text(text)
-        with pytest.raises(
-            InputError, match="not a model card of this release; export the model again"
-        ):
+        with pytest.raises(InputError, match=message):
             read_model_card(tmp_path)

@@ -31,7 +31,6 @@ SENTENCES = ["hello tree", "", "sun", "cat cat two house", "unknown words", "two
 
 @pytest.fixture(scope="module", params=["tensorflow_model_server", "stand-in"])
 def program(request):
-    """The command that starts a server."""
     if request.param == "stand-in":
         return [sys.executable, str(STAND_IN)]
     name = os.environ.get("TENSORFLOW_MODEL_SERVER", request.param)
@@ -89,7 +88,6 @@ def server(program, exported, free_ports, tmp_path_factory):
 
 @pytest.fixture(params=["grpc", "rest"])
 def connect(request, server):
-    """Makes clients of the server, over each protocol."""
     address = f"127.0.0.1:{server[0][request.param]}"
     clients = []
 
@@ -128,39 +126,29 @@ def same(ours, theirs):
     assert [each.score for row in ours for each in row] == pytest.approx(scores, abs=1e-4)
 
 
-def test_server_translates_as_python(connect, separate_translator):
+def test_server_answers_as_python(connect, separate_translator, words):
     expected = separate_translator.translate(SENTENCES)
     for batch_size in (1, 7, 64):
         same(connect(batch_size=batch_size).translate(SENTENCES), expected)
-
-
-def test_server_options_match_python(connect, separate_translator, words):
+    client = connect(batch_size=7)
+    count = len(SENTENCES)
     constraints = {
-        "max_length": [1 + number % 3 for number in range(len(SENTENCES))],
-        "prefix": [words["sun"] if number % 2 else "" for number in range(len(SENTENCES))],
+        "max_length": [1 + number % 3 for number in range(count)],
+        "prefix": [words["sun"] if number % 2 else "" for number in range(count)],
         "banned_phrases": words["cat"],
         "length_penalty": 0.0,
     }
-    expected = separate_translator.translate(SENTENCES, **constraints)
-    same(connect(batch_size=7).translate(SENTENCES, **constraints), expected)
-
-
-def test_server_aligns_as_python(connect, separate_translator):
-    target = [row[0].text for row in separate_translator.translate(SENTENCES)]
-    expected = separate_translator.align(SENTENCES, target)
-    assert connect(batch_size=7).align(SENTENCES, target) == expected
-
-
-def test_server_scores_as_python(connect, separate_translator):
-    target = [row[-1].text for row in separate_translator.translate(SENTENCES)]
-    score = separate_translator.signatures()["score"]
-    answer = score(tf.constant(SENTENCES), tf.constant(target))
-    scores = connect(batch_size=7).score(SENTENCES, target)
-    assert [each.score for each in scores] == pytest.approx(answer["scores"].numpy(), abs=1e-4)
+    constrained = separate_translator.translate(SENTENCES, **constraints)
+    same(client.translate(SENTENCES, **constraints), constrained)
+    target = [row[0].text for row in expected]
+    assert client.align(SENTENCES, target) == separate_translator.align(SENTENCES, target)
+    target = [row[-1].text for row in expected]
+    answer = separate_translator.signatures()["score"](tf.constant(SENTENCES), tf.constant(target))
+    scores = client.score(SENTENCES, target)
+    sums = answer["scores"].numpy()
+    assert [each.score for each in scores] == pytest.approx(sums, abs=1e-4)
+    assert [sum(each.token_scores) for each in scores] == pytest.approx(sums, abs=1e-4)
     assert [len(each.token_scores) for each in scores] == answer["lengths"].numpy().tolist()
-    assert [sum(each.token_scores) for each in scores] == pytest.approx(
-        [each.score for each in scores], abs=1e-4
-    )
 
 
 @pytest.mark.parametrize("num_clients", [1, 2, 8, 64])
@@ -178,15 +166,11 @@ def test_clients_at_the_same_time_get_their_answers(connect, separate_translator
         (dict(label="canary"), "canary"),
     ],
 )
-def test_missing_model_version_and_label_are_reported(connect, options, message):
+def test_what_the_server_lacks_is_reported(connect, options, message):
     with pytest.raises(ServingError, match=message):
         connect(**options).translate(["sun"])
-
-
-def test_missing_signature_is_reported(connect):
-    client = connect()
     with pytest.raises(ServingError, match=r'rejects a request of 1 sentence: .*"tell" not found'):
-        client._rows("tell", {"text": text_input("text", ["sun"])}, lambda *_: [])
+        connect()._rows("tell", {"text": text_input("text", ["sun"])}, lambda *_: [])
 
 
 def test_new_version_takes_over_without_failures(server, connect):

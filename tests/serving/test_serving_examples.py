@@ -15,17 +15,10 @@ _NAME = "mine"
 _STATUS = f"/v1/models/{_NAME}"
 
 
-def read(name):
-    return list(yaml.safe_load_all((_FOLDER / name).read_text()))
-
-
-def only(name):
-    (document,) = read(name)
-    return document
-
-
-def resource(kind):
-    (found,) = [each for each in read("kubernetes.yaml") if each["kind"] == kind]
+def read(name, kind=None):
+    """Returns the only document of a file, or its only one of a kind."""
+    documents = yaml.safe_load_all((_FOLDER / name).read_text())
+    (found,) = [each for each in documents if kind in (None, each.get("kind"))]
     return found
 
 
@@ -63,27 +56,20 @@ def test_image_has_the_documented_flags_and_files(server_files):
 
 
 def test_compose_serves_what_prometheus_reads(server_files, metrics_path):
-    services = only("compose.yaml")["services"]
+    services = read("compose.yaml")["services"]
     assert (_FOLDER / services["translator"]["build"]["context"]).resolve() == _ROOT
     assert services["translator"]["cpus"] == read_batching(server_files)["num_batch_threads"]
-    (scrape,) = only("prometheus.yml")["scrape_configs"]
+    (scrape,) = read("prometheus.yml")["scrape_configs"]
     assert scrape["metrics_path"] == metrics_path
     name, port = scrape["static_configs"][0]["targets"][0].split(":")
     assert f"{port}:{port}" in services[name]["ports"]
 
 
-def test_alerts_use_metrics_that_the_guide_names():
-    (group,) = only("alerts.yml")["groups"]
-    guide = (_ROOT / "docs" / "guides" / "serving.md").read_text()
-    for rule in group["rules"]:
-        metrics = re.findall(r":tensorflow:serving:\w+", rule["expr"])
-        assert metrics or rule["expr"] == f'up{{job="{group["name"]}"}} == 0'
-        assert all(re.sub(r"_(sum|bucket)$", "", metric) in guide for metric in metrics)
-    assert only("prometheus.yml")["scrape_configs"][0]["job_name"] == group["name"]
-
-
 def test_kubernetes_probes_the_model_and_scales_its_deployment(server_files, metrics_path):
-    deployment, service = resource("Deployment"), resource("Service")
+    deployment, service, scaler = (
+        read("kubernetes.yaml", kind)
+        for kind in ("Deployment", "Service", "HorizontalPodAutoscaler")
+    )
     pod = deployment["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
@@ -94,5 +80,5 @@ def test_kubernetes_probes_the_model_and_scales_its_deployment(server_files, met
     labels = pod["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
     assert {each["targetPort"]: each["port"] for each in service["spec"]["ports"]} == ports
-    target = resource("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
+    target = scaler["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
