@@ -65,6 +65,16 @@ def test_compose_serves_what_prometheus_reads(server_files, metrics_path):
     assert f"{port}:{port}" in services[name]["ports"]
 
 
+def test_alerts_use_metrics_that_the_guide_names():
+    (group,) = read("alerts.yml")["groups"]
+    guide = (_ROOT / "docs" / "guides" / "serving.md").read_text()
+    for rule in group["rules"]:
+        metrics = re.findall(r":tensorflow:serving:\w+", rule["expr"])
+        assert metrics or rule["expr"] == f'up{{job="{group["name"]}"}} == 0'
+        assert all(re.sub(r"_(sum|bucket)$", "", metric) in guide for metric in metrics)
+    assert read("prometheus.yml")["scrape_configs"][0]["job_name"] == group["name"]
+
+
 def test_kubernetes_probes_the_model_and_scales_its_deployment(server_files, metrics_path):
     deployment, service, scaler = (
         read("kubernetes.yaml", kind)
