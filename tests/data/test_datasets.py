@@ -46,8 +46,7 @@ class TinyBroken(tfds.core.GeneratorBasedBuilder):
 
     def _info(self):
         return tfds.core.DatasetInfo(
-            builder=self,
-            features=tfds.features.Translation(languages=("de", "en")),
+            builder=self, features=tfds.features.Translation(languages=("de", "en"))
         )
 
     def _split_generators(self, dl_manager):

@@ -7,14 +7,7 @@ import random
 import numpy as np
 import pytest
 import tensorflow as tf
-from plain_search import (
-    Request,
-    arguments,
-    assert_found,
-    every_translation,
-    greedy,
-    tokens_of,
-)
+from plain_search import Request, arguments, assert_found, every_translation, greedy, tokens_of
 from table_model import TableModel
 
 from keras_transformer.config import EOS_ID

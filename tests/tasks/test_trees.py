@@ -8,12 +8,7 @@ import pytest
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
 from keras_transformer.tasks.parsing import trees
-from keras_transformer.tasks.parsing.trees import (
-    parse_tree,
-    read_trees,
-    score_tree,
-    summarize,
-)
+from keras_transformer.tasks.parsing.trees import parse_tree, read_trees, score_tree, summarize
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "trees"
 GOLD = "(TOP (S (NP-SBJ (DT the) (NN dog)) (, ,) (VP (VBZ barks) (PRT (RP out))) (. .)))"
