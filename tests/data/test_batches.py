@@ -8,14 +8,7 @@ import pytest
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.data import batches as module
-from keras_transformer.data.batches import (
-    BatchPlan,
-    BatchShape,
-    draw_pairs,
-    evaluation_batches,
-    pieces_of,
-    training_batches,
-)
+from keras_transformer.data.batches import BatchPlan, evaluation_batches, training_batches
 from keras_transformer.data.corpus import TokenizedCorpus
 from keras_transformer.errors import InputError
 
@@ -66,7 +59,7 @@ def order(planned):
 )
 def test_shapes_worked_by_hand(lengths, batch_tokens, shapes, num_batches):
     plan = BatchPlan(corpus_of(*zip(*lengths, strict=True)), batch_tokens=batch_tokens)
-    assert list(plan.shapes) == shapes
+    assert list(plan.shapes) == shapes  # of 8, 16, ... rows: equal parts for 2, 4 or 8 replicas
     planned = list(plan.epoch())
     assert len(planned) == plan.batches_per_epoch == num_batches
     cells = sum(batch.shape.cells for batch in planned)
@@ -91,15 +84,6 @@ def test_buckets_are_cut_where_the_least_is_padded():
         assert plan.real_share == tokens / entries[max_shapes]
 
 
-@pytest.mark.parametrize("limits", [{}, {"batch_sentences": 20}])
-def test_shapes_keep_to_batch_limits(limits):
-    plan = BatchPlan(corpus_of(*log_normal_lengths()), batch_tokens=1000, **limits)
-    for rows, source_length, target_length in plan.shapes:
-        assert 1 <= rows <= 1000 // max(source_length, target_length)
-        assert rows <= limits.get("batch_sentences", 1000)
-        assert rows < 8 or rows % 8 == 0 or limits  # so 2, 4 or 8 replicas get equal parts
-
-
 def test_batches_counted_in_sentences_are_full():
     corpus = corpus_of(*log_normal_lengths())
     options = {"batch_tokens": 10**6, "batch_sentences": 32}
@@ -112,9 +96,10 @@ def test_batches_counted_in_sentences_are_full():
 
 
 def test_memory_grows_with_rows_logits_and_attention():
-    assert BatchShape(8, 16, 32).memory > BatchShape(8, 32, 16).memory  # target tokens have logits
-    assert BatchShape(8, 256, 256).memory > 8 * BatchShape(16, 16, 16).memory  # same rows * lengths
-    assert BatchShape(16, 9, 9).memory == 2 * BatchShape(8, 9, 9).memory
+    shape = module.BatchShape
+    assert shape(8, 16, 32).memory > shape(8, 32, 16).memory  # target tokens have logits
+    assert shape(8, 256, 256).memory > 8 * shape(16, 16, 16).memory  # same rows * lengths
+    assert shape(16, 9, 9).memory == 2 * shape(8, 9, 9).memory
 
 
 @pytest.mark.parametrize("batch_tokens", [2048, 25_000])
@@ -196,7 +181,7 @@ def test_largest_shape_comes_first_and_shapes_are_mixed(plan):
 def test_place_is_found_by_planning_one_window(plan, monkeypatch, place):
     whole = list(plan.epoch(3, seed=1))
     place %= len(whole)
-    looked_at = []
+    looked_at, pieces_of = [], module.pieces_of
 
     def look(*window_and_part):
         looked_at.append(window_and_part[0])
@@ -213,7 +198,8 @@ def test_place_is_found_by_planning_one_window(plan, monkeypatch, place):
 def test_windows_spread_over_each_corpus(monkeypatch):
     monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
     for part, size in enumerate(SIZES):
-        windows = [np.r_[tuple(pieces_of(n, part, np.cumsum([0, *SIZES])))] for n in range(5)]
+        pieces = [module.pieces_of(window, part, np.cumsum([0, *SIZES])) for window in range(5)]
+        windows = [np.r_[tuple(each)] for each in pieces]
         assert max(map(len, windows)) - min(map(len, windows)) <= 16
         assert np.diff(windows[3]).max() < 1.1 * size / 16
 
@@ -257,16 +243,6 @@ def test_corpora_are_mixed_by_their_weights(monkeypatch, windows):
     # 2,000 of 8,000 and 8,000 of 2,000 an epoch, up to the rounding within a box
     assert 9 <= seen[:8000].min() <= seen[:8000].max() <= 11
     assert 159 <= seen[8000:].min() <= seen[8000:].max() <= 161
-
-
-@pytest.mark.parametrize("count", [1, 3, 7, 10, 25])
-def test_epochs_draw_from_one_stream_of_shuffled_passes(count):
-    pairs = np.arange(100, 110)
-    drawn = np.concatenate([draw_pairs(pairs, count, epoch, (1, 0, 2)) for epoch in range(20)])
-    passes = [drawn[start : start + 10].tolist() for start in range(0, len(drawn) - 9, 10)]
-    assert all(sorted(one) == pairs.tolist() for one in passes)
-    assert len({tuple(one) for one in passes}) == len(passes)
-    assert len(draw_pairs(pairs, 4, 10**15, (0, 0))) == 4  # a far epoch takes no longer
 
 
 # Arrays

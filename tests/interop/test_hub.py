@@ -96,15 +96,11 @@ def test_models_that_cannot_be_downloaded_are_reported_in_a_line(
         locate(NAME)
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [(NAME, True), ("opus-mt-en-de", False), ("/a/b", False), ("../a", False), ("a/b/c", False)],
-)
-def test_names_of_the_hub_are_told_from_paths(model, expected, tmp_path, monkeypatch):
+def test_names_of_the_hub_are_told_from_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert hub.is_hub_name(model) == expected
+    assert hub.is_hub_name(NAME)
     (tmp_path / NAME).mkdir(parents=True)
-    assert not hub.is_hub_name(NAME)
+    assert not any(map(hub.is_hub_name, (NAME, "opus-mt-en-de", "/a/b", "../a", "a/b/c")))
 
 
 @pytest.mark.slow

@@ -65,6 +65,23 @@ def test_text_becomes_the_toolkits_tokens(name, load):
         assert Tokenizer(vocabulary).tokenize(tf.constant(texts)).to_list() == found
 
 
+@pytest.mark.parametrize("name", SEARCHED)
+def test_the_toolkits_hypotheses_have_its_scores(name, load):
+    sample, model = load(name)
+    pairs = [
+        (source, each)
+        for source, entry in zip(sample.our_ids("source"), sample.sentences, strict=True)
+        for each in [entry["greedy"], *entry["beam4"]]
+        if not each.get("inconsistent")
+    ]
+    labels = [sample.ours(each["ids"], "target") for _, each in pairs]
+    found = log_probs_of(model, [source for source, _ in pairs], labels)
+    for row, (_, each) in zip(found, pairs, strict=True):
+        # Of a hypothesis that may have been cut, the score may be without EOS.
+        misses = [abs(each["score"] - row.sum()), abs(each["score"] - row[:-1].sum())]
+        assert min(misses) < (1e-3 if name.startswith("marian") else 1e-4)
+
+
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize(
     "name",
@@ -305,11 +322,10 @@ def test_fairseq_learned_positions_are_those_of_each_side(sample_model, monkeypa
     model = samples.read_sample(sample_model, "fairseq_pre_gelu").model.to_model()
     assert (model.config.max_positions, model.config.share_positions) == (10, False)
     places = np.arange(10)
-    for layer, table in zip((model.positions, model.target_positions), tables.values(),
-                            strict=True):  # fmt: skip
-        np.testing.assert_array_equal(
-            layer.encode(places), table[np.minimum(places + 2, len(table) - 1)]
-        )
+    for layer, table in ((model.positions, tables["encoder"]),
+                         (model.target_positions, tables["decoder"])):  # fmt: skip
+        rows = np.minimum(places + 2, len(table) - 1)
+        np.testing.assert_array_equal(layer.encode(places), table[rows])
     ids = np.array([[4, 5, 6, 3]])
     embedded = model._embed("target", ids)
     expected = model.target_embedding(ids) + tables["decoder"][2:6]
