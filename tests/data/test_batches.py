@@ -8,18 +8,7 @@ import pytest
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.data import batches as module
-from keras_transformer.data.batches import (
-    MAX_COMPILED_SHAPES,
-    MAX_SHAPES,
-    BatchPlan,
-    BatchShape,
-    count_windows,
-    draw_pairs,
-    evaluation_batches,
-    pieces_of,
-    to_dataset,
-    training_batches,
-)
+from keras_transformer.data.batches import BatchPlan, evaluation_batches, training_batches
 from keras_transformer.data.corpus import TokenizedCorpus
 from keras_transformer.errors import InputError
 
@@ -30,12 +19,10 @@ def corpus_of(source, target, parts=()):
     """A corpus of the given lengths, EOS included, with made-up ids."""
     source, target = (np.cumsum([0, *side]) for side in (source, target))
     return TokenizedCorpus(
-        source_ids=np.full(source[-1], 5, np.uint16),
-        source_offsets=source,
-        target_ids=np.full(target[-1], 5, np.uint16),
-        target_offsets=target,
+        source_ids=np.full(source[-1], 5, np.uint16), source_offsets=source,
+        target_ids=np.full(target[-1], 5, np.uint16), target_offsets=target,
         part_offsets=np.cumsum([0, *(parts or [len(source) - 1])]),
-    )
+    )  # fmt: skip
 
 
 def correlated_lengths(pairs=3000):
@@ -67,11 +54,12 @@ def order(planned):
         ([(251, 9), (3, 4)], 251, [(8, 3, 4), (1, 251, 9)], 2),  # the exact bound
         ([(10, 10)] * 99 + [(50, 50)], 200, [(16, 10, 10), (4, 50, 50)], 8),  # alone at the end
         ([(10, 10)] * 9 + [(11, 11)], 1000, [(16, 11, 11)], 1),  # no batch of a single pair
+        ([(10**7, 9)], 10**7, [(1, 10**7, 9)], 1),  # the end of the ladder of lengths
     ],
 )
 def test_shapes_worked_by_hand(lengths, batch_tokens, shapes, num_batches):
     plan = BatchPlan(corpus_of(*zip(*lengths, strict=True)), batch_tokens=batch_tokens)
-    assert list(plan.shapes) == shapes
+    assert list(plan.shapes) == shapes  # of 8, 16, ... rows: equal parts for 2, 4 or 8 replicas
     planned = list(plan.epoch())
     assert len(planned) == plan.batches_per_epoch == num_batches
     cells = sum(batch.shape.cells for batch in planned)
@@ -96,15 +84,6 @@ def test_buckets_are_cut_where_the_least_is_padded():
         assert plan.real_share == tokens / entries[max_shapes]
 
 
-@pytest.mark.parametrize("limits", [{}, {"batch_sentences": 20}])
-def test_shapes_keep_to_batch_limits(limits):
-    plan = BatchPlan(corpus_of(*log_normal_lengths()), batch_tokens=1000, **limits)
-    for rows, source_length, target_length in plan.shapes:
-        assert 1 <= rows <= 1000 // max(source_length, target_length)
-        assert rows <= limits.get("batch_sentences", 1000)
-        assert rows < 8 or rows % 8 == 0 or limits  # so 2, 4 or 8 replicas get equal parts
-
-
 def test_batches_counted_in_sentences_are_full():
     corpus = corpus_of(*log_normal_lengths())
     options = {"batch_tokens": 10**6, "batch_sentences": 32}
@@ -116,17 +95,11 @@ def test_batches_counted_in_sentences_are_full():
     assert rows.count(32) > 0.95 * len(rows)
 
 
-def test_last_batch_is_never_empty():
-    for pairs in range(1, 100):
-        lengths = np.full(pairs, 4)
-        plan = BatchPlan(corpus_of(lengths, lengths), batch_tokens=160)
-        assert all(len(batch.pairs) for batch in plan.epoch())
-
-
 def test_memory_grows_with_rows_logits_and_attention():
-    assert BatchShape(8, 16, 32).memory > BatchShape(8, 32, 16).memory  # target tokens have logits
-    assert BatchShape(8, 256, 256).memory > 8 * BatchShape(16, 16, 16).memory  # same rows * lengths
-    assert BatchShape(16, 9, 9).memory == 2 * BatchShape(8, 9, 9).memory
+    shape = module.BatchShape
+    assert shape(8, 16, 32).memory > shape(8, 32, 16).memory  # target tokens have logits
+    assert shape(8, 256, 256).memory > 8 * shape(16, 16, 16).memory  # same rows * lengths
+    assert shape(16, 9, 9).memory == 2 * shape(8, 9, 9).memory
 
 
 @pytest.mark.parametrize("batch_tokens", [2048, 25_000])
@@ -136,12 +109,12 @@ def test_real_corpora_waste_little_on_padding(corpus, batch_tokens):
         source, target, count = lengths[corpus].astype(np.int64)
     pairs = corpus_of(source.repeat(count), target.repeat(count))
     fine = BatchPlan(pairs, batch_tokens=batch_tokens)
-    few = BatchPlan(pairs, batch_tokens=batch_tokens, max_shapes=MAX_COMPILED_SHAPES)
+    few = BatchPlan(pairs, batch_tokens=batch_tokens, max_shapes=module.MAX_COMPILED_SHAPES)
     assert fine.real_share >= 0.92
-    assert len(fine.shapes) <= MAX_SHAPES
+    assert len(fine.shapes) <= module.MAX_SHAPES
     # The law texts have sentences of 2 to 256 tokens, for which 8 shapes are few.
     assert few.real_share >= (0.75 if corpus == "canlaws_enfr" else 0.85)
-    assert len(few.shapes) <= MAX_COMPILED_SHAPES == 8
+    assert len(few.shapes) <= module.MAX_COMPILED_SHAPES == 8
     assert few.batches_per_epoch < 1.3 * fine.batches_per_epoch
 
 
@@ -163,7 +136,7 @@ def plan(request, monkeypatch):
     if request.param > 1:
         monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
     corpus = corpus_of(*correlated_lengths(sum(SIZES)), SIZES)
-    assert count_windows(corpus.part_offsets) == request.param
+    assert module.count_windows(corpus.part_offsets) == request.param
     return BatchPlan(corpus, batch_tokens=512)
 
 
@@ -208,7 +181,7 @@ def test_largest_shape_comes_first_and_shapes_are_mixed(plan):
 def test_place_is_found_by_planning_one_window(plan, monkeypatch, place):
     whole = list(plan.epoch(3, seed=1))
     place %= len(whole)
-    looked_at = []
+    looked_at, pieces_of = [], module.pieces_of
 
     def look(*window_and_part):
         looked_at.append(window_and_part[0])
@@ -222,25 +195,13 @@ def test_place_is_found_by_planning_one_window(plan, monkeypatch, place):
     assert rest == order(whole[place:]).tolist()
 
 
-def test_windows_partition_each_corpus_and_spread_over_it(monkeypatch):
+def test_windows_spread_over_each_corpus(monkeypatch):
     monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
-    offsets = np.cumsum([0, *SIZES])
     for part, size in enumerate(SIZES):
-        windows = [np.r_[tuple(pieces_of(window, part, offsets))] for window in range(5)]
+        pieces = [module.pieces_of(window, part, np.cumsum([0, *SIZES])) for window in range(5)]
+        windows = [np.r_[tuple(each)] for each in pieces]
         assert max(map(len, windows)) - min(map(len, windows)) <= 16
-        everything = np.concatenate(windows)
-        assert sorted(everything.tolist()) == list(range(offsets[part], offsets[part] + size))
         assert np.diff(windows[3]).max() < 1.1 * size / 16
-
-
-def test_ladder_has_steps_of_a_sixteenth():
-    rungs = module._rungs_of(np.arange(1, 1001))
-    assert rungs[:32].tolist() == list(range(32))
-    ends = 1 + np.flatnonzero(np.diff(rungs, append=rungs[-1] + 1))  # the longest of each rung
-    assert (np.diff(rungs) <= 1).all()
-    assert (np.diff(ends)[31:] <= ends[31:-1] / 16).all()
-    assert len(ends) < 120
-    assert module._cells_of(*np.full((2, 1), 10_000_000))[0] < module._MAX_CELLS
 
 
 def test_planning_work_does_not_grow_with_pairs(count_lines):
@@ -257,16 +218,14 @@ def test_planning_work_does_not_grow_with_pairs(count_lines):
 # Mixing
 
 
-def mixed(weights, pairs=(2000, 500)):
+def mixed(weights, pairs):
     lengths = np.random.default_rng(5).integers(2, 40, sum(pairs))
     return BatchPlan(corpus_of(lengths, lengths, pairs), batch_tokens=512, mix_weights=weights)
 
 
-def test_corpus_without_pairs_does_no_harm():
-    for sizes in ((0, 300), (300, 0), (100, 0, 200)):
-        plan = mixed(None, sizes)
-        assert sorted(order(plan.epoch(1, seed=1)).tolist()) == list(range(300))
-        assert sorted(order(plan.epoch()).tolist()) == list(range(300))
+@pytest.mark.parametrize("sizes", [(0, 300), (300, 0), (100, 0, 200)])
+def test_corpus_without_pairs_does_no_harm(sizes):
+    assert sorted(order(mixed(None, sizes).epoch(1, seed=1)).tolist()) == list(range(300))
 
 
 @pytest.mark.parametrize("windows", [1, 3])
@@ -286,29 +245,17 @@ def test_corpora_are_mixed_by_their_weights(monkeypatch, windows):
     assert 159 <= seen[8000:].min() <= seen[8000:].max() <= 161
 
 
-@pytest.mark.parametrize("count", [1, 3, 7, 10, 25])
-def test_epochs_draw_from_one_stream_of_shuffled_passes(count):
-    pairs = np.arange(100, 110)
-    drawn = np.concatenate([draw_pairs(pairs, count, epoch, (1, 0, 2)) for epoch in range(20)])
-    passes = [drawn[start : start + 10].tolist() for start in range(0, len(drawn) - 9, 10)]
-    assert all(sorted(one) == pairs.tolist() for one in passes)
-    assert len({tuple(one) for one in passes}) == len(passes)
-    assert len(draw_pairs(pairs, 4, 10**15, (0, 0))) == 4  # a far epoch takes no longer
-
-
 # Arrays
 
 
 def a_corpus(pairs=300, longest=20):
     """Pair n's sentences begin with the id 100 + n, the same on both sides."""
     random = np.random.default_rng(3)
-    source, target = (
-        [
-            [100 + n, *random.integers(4, 100, random.integers(0, longest)).tolist()]
-            for n in range(pairs)
-        ]
-        for _ in range(2)
-    )
+
+    def sentence(n):
+        return [100 + n, *random.integers(4, 100, random.integers(0, longest)).tolist()]
+
+    source, target = ([sentence(n) for n in range(pairs)] for _ in range(2))
     return TokenizedCorpus.from_ids(source, target), source, target
 
 
@@ -374,12 +321,8 @@ def test_far_places_and_long_batches_take_no_loop_over_pairs(count_lines):
 def rows_of(batches):
     """Gives the rows of each batch that are not empty: source, target, labels."""
     return [
-        [
-            (s.tolist(), t.tolist(), y.tolist())
-            for s, t, y in zip(x["source"], x["target"], labels, strict=True)
-            if s.any()
-        ]
-        for x, labels in batches
+        [row for row in zip(source, target, labels, strict=True) if any(row[0])]
+        for source, target, labels in as_lists(batches)
     ]
 
 
@@ -482,14 +425,12 @@ def test_training_is_endless_and_evaluation_keeps_one_order():
         ({"shard": (2, 2), "replicas": 2}, "shard must be the index of a worker"),
         ({"shard": (0, 2)}, "shard must be the index of a worker"),
         ({"batch_tokens": 63}, r"batch_tokens 63 has no room .* \(64 tokens\)"),
-        *(
-            ({"mix_weights": weights}, r"one positive number per corpus \(2 here\)")
-            for weights in ([1], [1, 2, 3], [1, 0], [1, -1], [1, float("nan")], [])
-        ),
+        *(({"mix_weights": weights}, r"one positive number per corpus \(2 here\)")
+          for weights in ([1], [1, 2, 3], [1, 0], [1, -1], [1, float("nan")], [])),
         ({"mix_weights": [1, 1], "parts": [2, 0]}, "corpus 2 of 2 has no pairs"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_impossible_arguments_are_rejected_at_once(changes, message):
     corpus = corpus_of([64, 3], [3, 64], changes.pop("parts", [1, 1]))
     with pytest.raises(InputError, match=message):
@@ -498,7 +439,7 @@ def test_impossible_arguments_are_rejected_at_once(changes, message):
 
 def test_dataset_gives_the_same_batches_each_time():
     corpus, _, _ = a_corpus()
-    dataset = to_dataset(lambda: training_batches(corpus, batch_tokens=128, epochs=1))
+    dataset = module.to_dataset(lambda: training_batches(corpus, batch_tokens=128, epochs=1))
     inputs, labels = dataset.element_spec
     shapes = [inputs["source"].shape, inputs["target"].shape, labels.shape]
     assert [shape.as_list() for shape in shapes] == [[None, None]] * 3

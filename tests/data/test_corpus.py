@@ -93,24 +93,21 @@ def test_pairs_are_dropped_by_length(limits, kept, dropped):
     assert list(counts) == ["empty", "too long", "length ratio"]
 
 
-@pytest.mark.parametrize(
-    ("limits", "message"),
-    [
-        ({}, "no pair of sentences is left of 9 in x.tsv: 2 have an empty side"),
-        (
-            {"max_length": 5, "max_length_ratio": 1.5},
-            "no pair of sentences is left of 9 in x.tsv: 2 have an empty side, 3 are longer than "
-            "5 tokens, 4 have a length ratio above 1.5",
-        ),
-    ],
-)
-def test_error_for_empty_corpus_gives_reasons(limits, message):
+def test_error_for_empty_corpus_gives_reasons():
     dropped = {"empty": 2, "too long": 3, "length ratio": 4}
-    assert str(LengthFilter(**limits).nothing_left(dropped, "x.tsv")) == message
+    assert str(LengthFilter(max_length=5, max_length_ratio=1.5).nothing_left(dropped, "x.tsv")) == (
+        "no pair of sentences is left of 9 in x.tsv: 2 have an empty side, 3 are longer than "
+        "5 tokens, 4 have a length ratio above 1.5"
+    )
+    with pytest.raises(InputError, match="is left of 2: 1 have an empty side, 1 are longer than 1"):
+        TokenizedCorpus.from_ids([[], [5, 5]], [[5], [5]], max_length=1)
 
 
-def test_both_sides_end_in_eos():
-    corpus = TokenizedCorpus.from_ids([[5, 6], [7]], [[8], [9, 10, 11]])
+def test_both_sides_end_in_eos_and_unusable_pairs_are_dropped():
+    corpus = TokenizedCorpus.from_ids(
+        [[5, 6], [], [7], [6], [8] * 4], [[8], [5], [9, 10, 11], [], [8]], max_length=3
+    )
+    assert corpus.dropped == {"empty": 2, "too long": 1, "length ratio": 0}
     assert corpus.source_ids.tolist() == [5, 6, EOS_ID, 7, EOS_ID]
     assert corpus.source_offsets.tolist() == [0, 3, 5]
     assert corpus.target_ids.tolist() == [8, EOS_ID, 9, 10, 11, EOS_ID]
@@ -118,25 +115,7 @@ def test_both_sides_end_in_eos():
     assert corpus.source_ids.dtype == corpus.target_ids.dtype == np.int32
     assert [side.tolist() for side in corpus.lengths()] == [[3, 2], [2, 4]]
     assert [side.tolist() for side in corpus.lengths(np.array([1, 0]))] == [[2, 3], [4, 2]]
-    assert corpus.part_offsets.tolist() == [0, 2]
-    assert len(corpus) == 2
-
-
-def test_empty_and_long_pairs_are_dropped_and_counted():
-    corpus = TokenizedCorpus.from_ids(
-        [[5], [], [6, 6], [7] * 3, [8], [9] * 3], [[5], [5], [6, 6], [7], [], []], max_length=2
-    )
-    assert corpus.dropped == {"empty": 3, "too long": 1, "length ratio": 0}
-    assert corpus.source_ids.tolist() == [5, EOS_ID, 6, 6, EOS_ID]
-    assert corpus.target_ids.tolist() == [5, EOS_ID, 6, 6, EOS_ID]
-
-
-def test_corpus_without_usable_pairs_is_an_error():
-    with pytest.raises(InputError, match="no pair of sentences is left of 2: 1 have an empty side"):
-        TokenizedCorpus.from_ids([[], [5, 5]], [[5], [5]], max_length=1)
-
-
-def test_sides_of_different_length_are_an_error():
+    assert (corpus.part_offsets.tolist(), len(corpus)) == ([0, 2], 2)
     with pytest.raises(InputError, match="got 1 and 2 sentences"):
         TokenizedCorpus.from_ids([[5]], [[5], [6]])
 

@@ -8,8 +8,6 @@ import tensorflow_datasets as tfds
 from keras_transformer.data import number_names
 from keras_transformer.data.number_names import LANGUAGES, number_name, numbers_of_split
 
-SPLITS = ("train", "validation", "test")
-
 
 @pytest.mark.parametrize(
     ("number", "language", "name"),
@@ -40,7 +38,7 @@ def test_no_two_numbers_share_a_name(language):
 
 
 def test_splits_are_disjoint_have_every_magnitude_and_never_change():
-    splits = [numbers_of_split(split) for split in SPLITS]
+    splits = [numbers_of_split(split) for split in ("train", "validation", "test")]
     assert list(map(len, splits)) == [37_167, 1_000, 2_000]
     numbers = list(itertools.chain(*splits))
     assert len(numbers) == len(set(numbers))
@@ -61,14 +59,10 @@ def test_training_shows_every_word(language):
     assert words([*range(1000), 1000]) <= shown
 
 
-@pytest.fixture
-def small_splits(monkeypatch):
+def test_tfds_loads_it_by_name(tmp_path, monkeypatch):
     share = number_names._Share(train=4, validation=2, test=3)
     monkeypatch.setattr(number_names, "_SHARES", {1: share, 6: share})
     tfds.disable_progress_bar()
-
-
-def test_tfds_loads_it_by_name(small_splits, tmp_path):
     data = tfds.load("number_names/en-de", data_dir=tmp_path)
     assert {split: len(examples) for split, examples in data.items()} == {
         "train": 8, "validation": 4, "test": 6,
@@ -77,10 +71,6 @@ def test_tfds_loads_it_by_name(small_splits, tmp_path):
         examples = list(dataset.as_numpy_iterator())
         expected = {number_name(n, "en"): number_name(n, "de") for n in numbers_of_split(split)}
         assert {e["en"].decode(): e["de"].decode() for e in examples} == expected
-
-
-def test_builder_is_a_translation_data_set(tmp_path):
     for source, target in itertools.permutations(LANGUAGES, 2):
         info = tfds.builder(f"number_names/{source}-{target}", data_dir=tmp_path).info
         assert info.supervised_keys == (source, target)
-        assert set(info.features) == {source, target}

@@ -30,10 +30,8 @@ class Letters:
 
     def encode(self, texts, num_threads=-1):
         self.encoded += len(texts)
-        return [
-            [ord(letter) - ord("a") + FIRST_LETTER + self.shift for letter in text]
-            for text in texts
-        ]
+        first = FIRST_LETTER + self.shift - ord("a")
+        return [[first + ord(letter) for letter in text] for text in texts]
 
 
 def write_tsv(path, text):
@@ -44,10 +42,8 @@ def write_tsv(path, text):
 def sentences(corpus, side):
     ids, offsets = getattr(corpus, f"{side}_ids"), getattr(corpus, f"{side}_offsets")
     rows = [ids[start:end].tolist() for start, end in itertools.pairwise(offsets)]
-    letters = [
-        ["." if i == EOS_ID else chr(i - FIRST_LETTER + ord("a")) for i in row] for row in rows
-    ]
-    return ["".join(row) for row in letters]
+    letters = {EOS_ID: "."} | {FIRST_LETTER + n: chr(ord("a") + n) for n in range(26)}
+    return ["".join(map(letters.get, row)) for row in rows]
 
 
 @pytest.fixture
@@ -78,16 +74,6 @@ def test_text_becomes_flat_arrays_that_are_mapped_read_only(tmp_path, tsv):
     for array in (corpus.source_ids, corpus.target_ids, corpus.target_offsets):
         assert isinstance(array.base, np.memmap)
         assert not array.flags.writeable
-
-
-@pytest.mark.parametrize("shard", [1, 2, 3, 100])
-def test_shard_size_makes_no_difference(tmp_path, tsv, monkeypatch, shard):
-    monkeypatch.setattr(token_cache, "_SHARD_PAIRS", shard)
-    corpus = open_corpus(tmp_path, tsv, tsv, max_length_ratio=2.0)
-    assert sentences(corpus, "source") == ["ab.", "hi."] * 2
-    assert sentences(corpus, "target") == ["c.", "jk."] * 2
-    assert corpus.part_offsets.tolist() == [0, 2, 4]
-    assert corpus.dropped == {"empty": 0, "too long": 0, "length ratio": 2}
 
 
 def test_several_corpora_become_parts_in_their_order(tmp_path, tsv, monkeypatch):
@@ -125,23 +111,27 @@ def test_text_is_tokenized_once(tmp_path, tsv):
     assert again.part_offsets.tolist() == first.part_offsets.tolist()
 
 
-@pytest.mark.parametrize("change", ["text", "vocabulary", "length", "ratio", "order"])
-def test_changed_input_replaces_the_corpus(tmp_path, tsv, change):
-    other = write_tsv(tmp_path / "other.tsv", ["x y"])
-    before = Letters()
-    open_corpus(tmp_path, tsv, other, vocabulary=before)
+@pytest.mark.parametrize(
+    ("changes", "new_text", "is_reversed", "encoded"),
+    [
+        ({}, ["ab c", "d efgh"], False, 6),
+        ({}, None, True, 8),
+        ({"vocabulary": "others"}, None, False, 8),
+        ({"max_length": 99}, None, False, 8),
+        ({"max_length_ratio": 9.0}, None, False, 8),
+    ],
+    ids=["text", "order", "vocabulary", "length", "ratio"],
+)
+def test_changed_input_replaces_the_corpus(tmp_path, tsv, changes, new_text, is_reversed, encoded):
+    sources = [tsv, write_tsv(tmp_path / "other.tsv", ["x y"])]
+    open_corpus(tmp_path, *sources)
     old = made(tmp_path)
-    sources, limits, vocabulary = [tsv, other], {}, Letters()
-    if change == "text":
-        write_tsv(tsv.path, ["ab c", "d efgh"])
-    elif change == "vocabulary":
-        vocabulary.fingerprint = "others"
-    elif change == "order":
-        sources.reverse()
-    else:
-        limits = {"length": {"max_length": 99}, "ratio": {"max_length_ratio": 9.0}}[change]
-    open_corpus(tmp_path, *sources, vocabulary=vocabulary, keep_others=False, **limits)
-    assert vocabulary.encoded == (6 if change == "text" else 8)
+    if new_text:
+        write_tsv(tsv.path, new_text)
+    vocabulary = Letters(changes.get("vocabulary", "letters"))
+    sources = sources[::-1] if is_reversed else sources
+    open_corpus(tmp_path, *sources, keep_others=False, **changes | {"vocabulary": vocabulary})
+    assert vocabulary.encoded == encoded
     assert len(made(tmp_path)) == 1
     assert made(tmp_path) != old
 
@@ -156,21 +146,21 @@ def test_same_text_elsewhere_is_found_and_others_are_kept(tmp_path, tsv):
     assert len(made(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("damage", ["short", "long", "gone", "manifest", "no_manifest"])
-def test_damaged_corpus_is_made_again(tmp_path, tsv, damage):
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("target_ids", lambda path: path.write_bytes(path.read_bytes()[:-1])),
+        ("target_ids", lambda path: path.write_bytes(path.read_bytes() + b"xx")),
+        ("target_ids", os.unlink),
+        ("manifest.json", lambda path: path.write_text("[1]")),
+        ("manifest.json", os.unlink),
+    ],
+    ids=["short", "long", "gone", "manifest", "no_manifest"],
+)
+def test_damaged_corpus_is_made_again(tmp_path, tsv, file, damage):
     open_corpus(tmp_path, tsv)
     (folder,) = (tmp_path / "cache").iterdir()
-    ids, manifest = folder / "target_ids", folder / "manifest.json"
-    if damage == "short":
-        ids.write_bytes(ids.read_bytes()[:-1])
-    elif damage == "long":
-        ids.write_bytes(ids.read_bytes() + b"xx")
-    elif damage == "gone":
-        ids.unlink()
-    elif damage == "manifest":
-        manifest.write_text(json.dumps([1]))
-    else:
-        manifest.unlink()
+    damage(folder / file)
     vocabulary = Letters()
     assert sentences(open_corpus(tmp_path, tsv, vocabulary=vocabulary), "target")[1] == "efg."
     assert vocabulary.encoded == 6

@@ -115,12 +115,6 @@ def test_killed_run_resumes_with_the_same_bytes(tmp_path, text, vocabulary, expe
     assert content(folder) == expected
 
 
-def test_progress_counts_each_pair_once(tmp_path, text, vocabulary):
-    told = []
-    tokenize(tmp_path / "cache", text, vocabulary, processes=1, progress=told.append)
-    assert told == list(range(SHARD, PAIRS + 1, SHARD))
-
-
 def test_damaged_shard_is_named(tmp_path, text, vocabulary):
     def stop(num_pairs):
         if num_pairs > 3 * SHARD:

@@ -34,6 +34,7 @@ def trained(folder, run_page):
     """The folder after the tutorial of parallel text, which trains runs/mine."""
     if not (folder / "runs" / "mine").exists():
         run_page("docs/tutorials/own_text.md", folder)
+        assert len((folder / "test.de").read_text("utf-8").splitlines()) == 100
     return folder
 
 
@@ -75,19 +76,15 @@ def server(free_ports):
 
 
 @slow
-def test_own_text_is_trained_and_translated(trained):
-    assert len((trained / "test.de").read_text("utf-8").splitlines()) == 100
-
-
-@slow
 @pytest.mark.parametrize(
     "page",
     ["tutorials/fine_tune", "guides/formats", "guides/search", "guides/constraints",
      "guides/confidence", "guides/attention", "guides/training", "guides/new_words",
-     "guides/tasks", "guides/architectures"],
+     "guides/tasks", "guides/architectures", "guides/data", "guides/memory"],
 )  # fmt: skip
 def test_pages_about_a_trained_run(trained, run_page, page):
-    run_page(f"docs/{page}.md", trained)
+    trains = page in ("guides/data", "guides/memory")
+    run_page(f"docs/{page}.md", trained, _SMALL_AND_SHORT if trains else "")
 
 
 @slow
@@ -99,20 +96,12 @@ def test_serving(trained, run_page, server):
 
 
 @slow
-@pytest.mark.parametrize("guide", ["data", "memory"])
-def test_guides_that_train(trained, run_page, guide):
-    run_page(f"docs/guides/{guide}.md", trained, _SMALL_AND_SHORT)
-
-
-@slow
-@pytest.mark.parametrize("page", ["tutorials/keras", "guides/gpu"])
-def test_pages_about_keras(run_page, tmp_path, page):
-    run_page(f"docs/{page}.md", tmp_path)
-
-
-@slow
-def test_number_names(run_page, tmp_path):
-    run_page("docs/tutorials/number_names.md", tmp_path, _ONE_LAYER_AND_SHORT)
+@pytest.mark.parametrize(
+    ("page", "short"),
+    [("tutorials/keras", ""), ("guides/gpu", ""), ("tutorials/number_names", _ONE_LAYER_AND_SHORT)],
+)
+def test_pages_that_begin_with_nothing(run_page, tmp_path, page, short):
+    run_page(f"docs/{page}.md", tmp_path, short)
 
 
 @slow
@@ -154,14 +143,6 @@ def test_number_names_has_the_flags_of_the_quickstart():
         for text in (script, page)
     )
     assert of_script == of_page
-
-
-def test_server_command_of_the_readme_is_that_of_the_tutorial():
-    of_readme, of_tutorial = (
-        re.findall(r"^docker run .*[^\\]$", (ROOT / page).read_text("utf-8"), re.M)
-        for page in ("README.md", "docs/tutorials/serve.md")
-    )
-    assert of_readme == of_tutorial and len(of_readme) == 1
 
 
 def test_cluster_example_is_valid(monkeypatch):

@@ -29,13 +29,9 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "--quiet"]
     done = subprocess.run(
-        [*command, "-d", folder / "doctrees", "docs", folder / "html"],
-        cwd=_ROOT,
-        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+        [*command, "-d", folder / "doctrees", "docs", folder / "html"], cwd=_ROOT, timeout=600,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder / "html"
 

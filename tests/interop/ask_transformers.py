@@ -2,8 +2,8 @@
 
     python ask_transformers.py < questions.json
 
-A question has "folder", "source", and for padded ids a "target" with the start token, for texts a
-"target" to score or "search", options of `generate`. Prints a list of answers.
+A question has "folder", "source", and for padded ids a "target" with the start token, for texts
+"search", options of `generate`. Prints a list of answers.
 """
 
 import json
@@ -19,16 +19,6 @@ def forced(model, source, target, **_):
     is_real = source != model.config.pad_token_id
     logits = model(input_ids=source, attention_mask=is_real, decoder_input_ids=target).logits
     return {"log_probs": torch.log_softmax(logits, dim=-1).tolist()}
-
-
-def scored(model, tokenizer, source, target):
-    """Returns the log-probabilities of each target's tokens, EOS last."""
-    found = []
-    for pair in zip(source, target, strict=True):
-        batch = tokenizer([pair[0]], text_target=[pair[1]], return_tensors="pt")
-        log_probs = torch.log_softmax(model(**batch).logits[0], dim=-1)
-        found.append(log_probs.gather(1, batch["labels"].T)[:, 0].tolist())
-    return {"log_probs": found}
 
 
 def translated(model, tokenizer, source, search):
@@ -49,8 +39,6 @@ def answer(folder, source, target=None, search=None):
     if isinstance(source[0], list):
         return found | forced(model, source, target)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    if target is not None:
-        return found | scored(model, tokenizer, source, target)
     return found | translated(model, tokenizer, source, search)
 
 

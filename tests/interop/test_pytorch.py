@@ -53,12 +53,9 @@ def torch(monkeypatch):
     function.__module__ = "torch._utils"
     utils._rebuild_tensor_v2 = function
     torch._utils = utils
-    for name, dtype in (
-        ("FloatStorage", "<f4"),
-        ("HalfStorage", "<f2"),
-        ("BFloat16Storage", "<u2"),
-    ):
-        setattr(torch, name, type(name, (), {"__module__": "torch", "dtype": dtype}))
+    for kind, dtype in (("Float", "<f4"), ("Half", "<f2"), ("BFloat16", "<u2")):
+        storage = type(f"{kind}Storage", (), {"__module__": "torch", "dtype": dtype})
+        setattr(torch, storage.__name__, storage)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch._utils", utils)
     return torch
@@ -92,6 +89,12 @@ def write_legacy(path, obj, storages=()):
     return path
 
 
+def one_tensor(kind, data, offset=0, shape=(12,), strides=(1,)):
+    """Gives a state of one tensor, "weight", and its storage."""
+    storage = Storage(kind, "0", data)
+    return {"weight": FakeTensor(storage, offset, shape, strides)}, [storage]
+
+
 @pytest.mark.parametrize("write", [write_zip, write_legacy])
 def test_tensors_of_all_types_and_strides_are_read(write, torch, tmp_path):
     numbers = np.arange(12, dtype="<f4")
@@ -122,13 +125,13 @@ def test_tensors_of_all_types_and_strides_are_read(write, torch, tmp_path):
 )
 def test_big_endian_archives_are_read_in_their_order(kind, dtype, torch, tmp_path):
     bits = [0x3F80, 0x4000, 0xC040] if kind == "BFloat16" else [1, 2, -3]  # 1, 2 and -3
-    storage = Storage(getattr(torch, f"{kind}Storage"), "0", np.array(bits, dtype).tobytes())
-    state = {"weight": FakeTensor(storage, 0, (3,), (1,))}
-    path = write_zip(tmp_path / "model.pt", state, [storage], order="big")
+    data = np.array(bits, dtype).tobytes()
+    case = one_tensor(getattr(torch, f"{kind}Storage"), data, shape=(3,))
+    path = write_zip(tmp_path / "model.pt", *case, order="big")
     found = state_tensors(read_pytorch(path), path).get("weight", (3,))
     np.testing.assert_array_equal(found, [1, 2, -3])
     with pytest.raises(InputError, match="its byte order is b'middle'"):
-        read_pytorch(write_zip(tmp_path / "odd.pt", state, [storage], order="middle"))
+        read_pytorch(write_zip(tmp_path / "odd.pt", *case, order="middle"))
 
 
 @pytest.mark.parametrize(
@@ -137,11 +140,10 @@ def test_big_endian_archives_are_read_in_their_order(kind, dtype, torch, tmp_pat
      (0, (10**6, 10**6), (0, 0))],
 )  # fmt: skip
 def test_tensor_beyond_its_storage_is_rejected(offset, shape, strides, torch, tmp_path):
-    storage = Storage(torch.FloatStorage, "0", bytes(4 * 12))
-    state = {"table": FakeTensor(storage, offset, shape, strides)}
-    path = write_zip(tmp_path / "model.pt", state, [storage])
+    case = one_tensor(torch.FloatStorage, bytes(4 * 12), offset, shape, strides)
+    path = write_zip(tmp_path / "model.pt", *case)
     with pytest.raises(InputError, match="not a file of PyTorch, or a damaged one"):
-        state_tensors(read_pytorch(path), path).get("table")
+        state_tensors(read_pytorch(path), path).get("weight")
 
 
 class Hostile:
@@ -201,12 +203,10 @@ def test_slowly_hashed_key_is_rejected(tmp_path):
 
 
 def test_truncated_files_are_rejected(torch, tmp_path):
-    storage = Storage(torch.FloatStorage, "0", bytes(4 * 12))
-    state = {"table": FakeTensor(storage, 0, (12,), (1,))}
+    path = tmp_path / "model.pt"
     for write in (write_zip, write_legacy):
-        content = write(tmp_path / "model.pt", state, [storage]).read_bytes()
+        content = write(path, *one_tensor(torch.FloatStorage, bytes(4 * 12))).read_bytes()
         for length in range(0, len(content), 3):
-            path = tmp_path / "short.pt"
             path.write_bytes(content[:length])
             with pytest.raises(InputError, match=r"not a file of PyTorch|cannot read"):
                 read_pytorch(path)
@@ -244,24 +244,22 @@ def test_repeated_list_cannot_fill_the_memory(tmp_path):
     assert peak < 20_000_000
 
 
-def test_deflated_pickle_cannot_fill_the_memory(tmp_path):
-    path = tmp_path / "model.pt"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", b"N" * 50_000_000)
-    error, peak = error_and_peak(path)
-    assert "would unpack to 50,000,000 bytes" in error
-    assert peak < 1_000_000
-
-
-def test_deflated_arrays_cannot_fill_the_memory(tmp_path):
-    """A hundred arrays, each ten times as large as the file."""
-    path = tmp_path / "model.npz"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for number in range(100):
-            archive.writestr(f"{number}.npy", bytes(1_000_000))
-    error, peak = error_and_peak(path, marian._read_npz)
-    assert "would unpack to 100,000,000 bytes" in error
-    assert peak < 2_000_000
+@pytest.mark.parametrize(
+    ("members", "size", "read", "most"),
+    [
+        (["archive/data.pkl"], 50_000_000, read_pytorch, 1_000_000),
+        # A hundred arrays, each ten times as large as the file.
+        ([f"{number}.npy" for number in range(100)], 1_000_000, marian._read_npz, 2_000_000),
+    ],
+    ids=["pickle", "arrays"],
+)
+def test_deflated_file_cannot_fill_the_memory(members, size, read, most, tmp_path):
+    with zipfile.ZipFile(tmp_path / "model", "w", zipfile.ZIP_DEFLATED) as archive:
+        for member in members:
+            archive.writestr(member, b"N" * size)
+    error, peak = error_and_peak(tmp_path / "model", read)
+    assert f"would unpack to {len(members) * size:,} bytes" in error
+    assert peak < most
 
 
 def test_yaml_aliases_are_rejected():

@@ -8,15 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop import (
-    ctranslate2,
-    fairseq,
-    marian,
-    opennmt,
-    read_model,
-    transformers,
-)
-from keras_transformer.interop.foreign import ImportOptions
+from keras_transformer.interop import ctranslate2, fairseq, marian, opennmt, transformers
 from keras_transformer.interop.marian import model_fields
 from keras_transformer.interop.reading import Options, Tensors
 from keras_transformer.interop.vocabularies import Symbols, word_vocabulary
@@ -34,135 +26,129 @@ def copy(sample_model, tmp_path):
     return copy
 
 
-def change_json(path, **changes):
-    values = json.loads(path.read_text(encoding="utf-8")) | changes
-    path.write_text(json.dumps(values), encoding="utf-8")
+# Changes of a sample's folder
 
 
-def change_tensors(folder, **changes):
+def without(file):
+    return lambda folder: (folder / file).unlink()
+
+
+def with_text(file, text):
+    return lambda folder: (folder / file).write_text(text)
+
+
+def cut(file):
+    return lambda folder: (folder / file).write_bytes((folder / file).read_bytes()[:-100])
+
+
+def renamed(file, to):
+    return lambda folder: (folder / file).rename(folder / to)
+
+
+def with_values(file, **changes):
+    def change(folder):
+        values = json.loads((folder / file).read_text(encoding="utf-8")) | changes
+        (folder / file).write_text(json.dumps(values), encoding="utf-8")
+
+    return change
+
+
+def with_tensors(**changes):
     """Replaces tensors of a sample of transformers, or removes those that are None."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path) | changes
-    save_file({k: v for k, v in tensors.items() if v is not None}, path)
 
+    def change(folder):
+        tensors = load_file(folder / "model.safetensors") | changes
+        kept = {name: value for name, value in tensors.items() if value is not None}
+        save_file(kept, folder / "model.safetensors")
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-100])
+    return change
 
 
 _NORM = "model.encoder.layers.0.final_layer_norm.weight"
-# Of a sample: what is done to its folder, and what the line says.
+_VOCABULARIES = "--source_vocabulary={folder}/v.src --target_vocabulary={folder}/v.tgt"
+_OPENNMT_TF = f"{_VOCABULARIES} --num_heads=4"
+# Of a sample: what is done to its folder, what the line says, and the flags that it needs.
 CASES = {
-    "weights cut short": (
-        "hf_marian", lambda f: cut(f / "model.safetensors"), "is not a safetensors file"
-    ),
-    "an archive cut short": ("opennmt_py", lambda f: cut(f / "model.pt"), "not a file of PyTorch"),
-    "arrays cut short": ("marian_pre_relu", lambda f: cut(f / "model.npz"), "is not an .npz file"),
+    "weights cut short": ("hf_marian", cut("model.safetensors"), "is not a safetensors file"),
+    "arrays cut short": ("marian_pre_relu", cut("model.npz"), "is not an .npz file"),
     "a checkpoint without its data": (
-        "opennmt_tf", lambda f: (f / "ckpt-130.data-00000-of-00001").unlink(), "is missing; give"
-    ),
-    "swapped files": (
-        "hf_marian",
-        lambda f: save_file(
-            {"tgt_emb.embeddings.weight": np.ones((3, 4))}, f / "model.safetensors"
-        ),
-        "lacks the tensor model.shared.weight",
-    ),
+        "opennmt_tf", without("ckpt-130.data-00000-of-00001"), "is missing; give", _OPENNMT_TF),
     "foreign weights": (
-        "ct2_int8", lambda f: (f / "model.bin").write_text("a text"), "is not a CTranslate2 model"
-    ),
+        "ct2_int8", with_text("model.bin", "a text"), "is not a CTranslate2 model"),
     "weights that git keeps elsewhere": (
-        "hf_marian",
-        lambda f: (f / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1"),
-        "run git lfs pull",
-    ),
-    "an empty file": ("eole", lambda f: (f / "vocab.json").write_bytes(b""), "cannot read"),
+        "hf_marian", with_text("model.safetensors", "version https://git-lfs.github.com/spec/v1"),
+        "run git lfs pull"),
+    "weights of several files": (
+        "hf_marian", renamed("model.safetensors", "model.safetensors.index.json"),
+        "its weights in several files; join them with transform"),
+    "a model that is no list": (
+        "marian_pre_relu", with_text("decoder.yml", "models: model.npz\n"),
+        "decoder.yml is not a list of files; write"),
+    "an empty file": ("eole", with_text("vocab.json", ""), "cannot read"),
     "a configuration that is none": (
-        "hf_marian", lambda f: (f / "config.json").write_text("{"), "is not a JSON file, or a"
-    ),
-    "no vocabulary": ("hf_marian", lambda f: (f / "vocab.json").unlink(), "vocab.json is missing"),
-    "no SentencePiece model": (
-        "hf_marian", lambda f: (f / "source.spm").unlink(), "source.spm is missing"
-    ),
+        "hf_marian", with_text("config.json", "{"), "is not a JSON file, or a"),
+    "no vocabulary": ("hf_marian", without("vocab.json"), "vocab.json is missing"),
+    "no SentencePiece model": ("hf_marian", without("source.spm"), "source.spm is missing"),
     "tokens that are pieces of no SentencePiece model": (
-        "ct2_float32", lambda f: None, "are pieces of a SentencePiece model, and there is none"
-    ),
-    "no dictionary": (
-        "fairseq_math", lambda f: (f / "dict.sym.txt").unlink(), "dict.sym.txt is missing; name"
-    ),
+        "ct2_float32", lambda folder: None,
+        "are pieces of a SentencePiece model, and there is none"),
+    "no dictionary": ("fairseq_math", without("dict.sym.txt"), "dict.sym.txt is missing; name"),
     "another vocabulary": (
-        "opennmt_tf",
-        lambda f: (f / "v.src").write_text("<blank>\n<s>\n</s>\na\nb\n"),
-        "tokens and its vocabulary 6; give the vocabulary that it was trained with",
-    ),
+        "opennmt_tf", with_text("v.src", "<blank>\n<s>\n</s>\na\nb\n"),
+        "tokens and its vocabulary 6; give the vocabulary that it was trained with", _OPENNMT_TF),
     "a vocabulary without an end": (
-        "opennmt_tf", lambda f: (f / "v.src").write_text("<blank>\n<s>\na\nb\n"), "lacks </s>"
-    ),
+        "opennmt_tf", with_text("v.src", "<blank>\n<s>\na\nb\n"), "lacks </s>", _OPENNMT_TF),
+    "a vocabulary without a start": (
+        "ct2_int8", with_values("config.json", decoder_start_token=None, unk_token=None),
+        "config.json names no unk_token, decoder_start_t"),
+    "a factored vocabulary": (
+        "marian_pre_relu", renamed("vocab.src.yml", "v.fsv"),
+        "factored and other vocabularies cannot be imported",
+        "--source_vocabulary={folder}/v.fsv --target_vocabulary={folder}/vocab.trg.yml"),
     "a tensor of another size": (
-        "hf_marian", lambda f: change_tensors(f, **{_NORM: np.ones(31)}), "is 31 instead of 32"
-    ),
+        "hf_marian", with_tensors(**{_NORM: np.ones(31)}), "is 31 instead of 32"),
     "a tensor that is missing": (
-        "hf_marian", lambda f: change_tensors(f, **{_NORM: None}), f"lacks the tensor {_NORM}"
-    ),
+        "hf_marian", with_tensors(**{_NORM: None}), f"lacks the tensor {_NORM}"),
     "a tensor that is left over": (
-        "hf_marian",
-        lambda f: change_tensors(f, **{"model.encoder.router.weight": np.ones(3)}),
-        "has tensors that this package does not support: model.encoder.router.weight",
-    ),
+        "hf_marian", with_tensors(**{"model.encoder.router.weight": np.ones(3)}),
+        "has tensors that this package does not support: model.encoder.router.weight"),
     "a tensor that is not finite": (
-        "hf_marian", lambda f: change_tensors(f, **{_NORM: np.full(32, np.nan)}), "is not finite"
-    ),
+        "hf_marian", with_tensors(**{_NORM: np.full(32, np.nan)}), "is not finite"),
     "heads that do not divide the width": (
         "hf_marian",
-        lambda f: change_json(
-            f / "config.json", encoder_attention_heads=7, decoder_attention_heads=7
-        ),
-        "num_heads",
-    ),
+        with_values("config.json", encoder_attention_heads=7, decoder_attention_heads=7),
+        "num_heads"),
     "heads of the sides differ": (
-        "hf_marian", lambda f: change_json(f / "config.json", encoder_attention_heads=2), "heads (2"
-    ),
-    "no heads": ("opennmt_tf", lambda f: None, "give --num_heads (8 for Transformer"),
+        "hf_marian", with_values("config.json", encoder_attention_heads=2), "heads (2"),
+    "no heads": (
+        "opennmt_tf", lambda folder: None, "give --num_heads (8 for Transformer", _VOCABULARIES),
     "another model of transformers": (
-        "hf_marian", lambda f: change_json(f / "config.json", model_type="mbart"), "is 'mbart', and"
-    ),
+        "hf_marian", with_values("config.json", model_type="mbart"), "is 'mbart', and"),
     "norms elsewhere": (
-        "hf_marian", lambda f: change_json(f / "config.json", normalize_before=True),
+        "hf_marian", with_values("config.json", normalize_before=True),
         "the model has normalize_before, which this package does not support; translate with the "
-        "model's own toolkit, or train a model here on its translations",
-    ),
+        "model's own toolkit, or train a model here on its translations"),
     "an option of another kind": (
-        "hf_marian",
-        lambda f: change_json(f / "config.json", activation_function=["relu"]),
-        "has an unexpected value for",
-    ),
+        "hf_marian", with_values("config.json", activation_function=["relu"]),
+        "has an unexpected value for"),
     "a token that is no text": (
-        "eole",
-        lambda f: change_json(f / "vocab.json", decoder_start_token=[]),
-        "has an unexpected value for eole",
-    ),
+        "eole", with_values("vocab.json", decoder_start_token=[]),
+        "has an unexpected value for eole"),
     "a vocabulary of nothing": (
-        "eole", lambda f: change_json(f / "vocab.json", src=[]), "lacks <unk>, </s>, <blank>, <s>"
-    ),
+        "eole", with_values("vocab.json", src=[]), "lacks <unk>, </s>, <blank>, <s>"),
     "files of two formats": (
-        "hf_marian", lambda f: (f / "model.bin").write_bytes(b"1"),
-        "has files of several formats: transformers, ctranslate2; choose one with --format",
-    ),
-    "files of no format": (
-        "eole", lambda f: (f / "model.00.safetensors").unlink(), "has files of none of them"
-    ),
+        "hf_marian", with_text("model.bin", "1"),
+        "has files of several formats: transformers, ctranslate2; choose one with --format"),
+    "files of no format": ("eole", without("model.00.safetensors"), "has files of none of them"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_rejected_folders_leave_no_run(case, copy, call, tmp_path):
-    name, change, expected = CASES[case]
+    name, change, expected, *flags = CASES[case]
     folder = copy(name)
     change(folder)
-    flags = []
-    if name == "opennmt_tf":
-        flags = [f"--source_vocabulary={folder}/v.src", f"--target_vocabulary={folder}/v.tgt"]
-        flags += [] if case == "no heads" else ["--num_heads=4"]
+    flags = " ".join(flags).format(folder=folder).split()
     result = call("import_model.py", f"--model={folder}", f"--run_dir={tmp_path}/run", *flags)
     assert result.code == 1, result.out
     (line,) = result.err.splitlines()
@@ -279,52 +265,21 @@ def test_marian_search_options_are_taken_over(options, changes):
     assert marian.search_fields(options)[0] == usual | changes
 
 
-def test_factored_vocabulary_is_rejected(copy):
-    folder = copy("marian_pre_relu")
-    shutil.copy(folder / "vocab.src.yml", folder / "vocab.src.fsv")
-    given = ImportOptions(vocabularies=(folder / "vocab.src.fsv", folder / "vocab.trg.yml"))
-    with pytest.raises(InputError, match="factored and other vocabularies cannot be imported"):
-        read_model(folder, "marian", given)
-
-
 @pytest.mark.parametrize(
     ("scale", "is_scaled"),
-    [
-        (None, True),
-        (np.int8(1), True),
-        (np.int8(0), False),
-        (np.float32(8**0.5), True),
-        (np.float32(1), False),
-    ],
-)
+    [(None, True), (np.int8(1), True), (np.int8(0), False), (np.float32(8**0.5), True),
+     (np.float32(1), False)],
+)  # fmt: skip
 def test_embedding_scale_of_ctranslate2_is_a_flag_or_the_factor(scale, is_scaled):
     sides = {} if scale is None else dict.fromkeys(("encoder", "decoder"), scale)
     changes = {f"{side}/scale_embeddings": value for side, value in sides.items()}
     assert READ["ctranslate2"](changes)["scale_embeddings"] is is_scaled
 
 
-def test_ctranslate2_without_a_start_token_is_rejected(copy):
-    folder = copy("ct2_int8")
-    change_json(folder / "config.json", decoder_start_token=None, unk_token=None)
-    with pytest.raises(InputError, match=r"config.json names no unk_token, decoder_start_t"):
-        read_model(folder)
-
-
 def test_vocabulary_of_pairs_of_bytes_is_rejected():
     symbols = Symbols(["<s>", "<pad>", "</s>", "<unk>", "the", "Ġdog"], unk=3, eos=2)
     with pytest.raises(InputError, match="the tokens of here are pairs of bytes, which this pack"):
         word_vocabulary(symbols, "here")
-
-
-def test_models_of_several_files_are_reported(copy):
-    folder = copy("hf_marian")
-    (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
-    with pytest.raises(InputError, match="its weights in several files; join them with transform"):
-        read_model(folder)
-    folder = copy("marian_pre_relu")
-    (folder / "decoder.yml").write_text("models: model.npz\n")
-    with pytest.raises(InputError, match=r"models of .*decoder.yml is not a list of files; write"):
-        read_model(folder)
 
 
 def test_marianmt_start_token_is_read(tmp_path):

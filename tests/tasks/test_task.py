@@ -12,29 +12,16 @@ from typing import Any, NamedTuple
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 from keras_transformer.inference import Translator
 from keras_transformer.models import build_model
 from keras_transformer.search import Constraint
-from keras_transformer.tasks import (
-    Metric,
-    Task,
-    TranslationTask,
-    get_task,
-    register_task,
-    registered_tasks,
-)
+from keras_transformer.tasks import Metric, Task, TranslationTask, get_task, register_task
 from keras_transformer.tasks import task as task_module
-from keras_transformer.training import RunConfigs, RunDirectory, train
+from keras_transformer.training import RunDirectory, train
 from keras_transformer.training.metrics import read_metrics
-from keras_transformer.training.prepare import (
-    make_vocabularies,
-    read_test_text,
-    read_validation_texts,
-    training_corpus,
-)
+from keras_transformer.training.prepare import read_test_text, read_validation_texts
 from keras_transformer.training.validation import DevMetric
 
 
@@ -87,52 +74,33 @@ def registered(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> DataConfig:
+def files(tmp_path_factory) -> dict[str, tuple[pathlib.Path, pathlib.Path]]:
     folder, generator = tmp_path_factory.mktemp("words"), random.Random(1)
-    paths = {}
     for split, count in (("train", 400), ("dev", 12), ("test", 8)):
-        lines = [
-            " ".join(generator.choices("abcdef", k=generator.choice([2, 3]))) for _ in range(count)
-        ]
-        path = folder / split
-        path.write_text("".join(line + "\n" for line in lines))
-        # The task reads the first file of each pair only.
-        paths |= {f"{split}_source": str(path), f"{split}_target": str(path)}
-    return DataConfig(**paths, vocabulary_kind="word", vocabulary_size=12)
+        lines = (generator.choices("abcdef", k=generator.choice([2, 3])) for _ in range(count))
+        (folder / split).write_text("".join(f"{' '.join(line)}\n" for line in lines))
+    # The task reads the first file of each pair only.
+    return {split: (folder / split, folder / split) for split in ("train", "dev", "test")}
 
 
-def create(path: pathlib.Path, data: DataConfig, task: Task, **changes: Any) -> RunDirectory:
-    source, target = make_vocabularies(data, task)
-    model = TransformerConfig(
+def create(path: pathlib.Path, files, shout: bool = False) -> RunDirectory:
+    return RunDirectory.create(
+        path, task="reversal", shout=shout, **files, vocabulary_kind="word", vocabulary_size=12,
         num_layers=1, model_dim=32, feed_forward_dim=64, num_heads=2, dropout=0.0,
-        vocabulary_size=source.size,
+        train_steps=240, checkpoint_steps=30, batch_tokens=300, warmup_steps=30,
+        learning_rate=0.01, keep_best=2, average_last=1, stop_metric="error_rate",
+        stop_patience=2, validation_time_share=1.0,
     )  # fmt: skip
-    training = TrainingConfig(
-        **dict(
-            train_steps=240, checkpoint_steps=30, batch_tokens=300, warmup_steps=30,
-            learning_rate=0.01, keep_best=2, average_last=1, stop_metric=task.metric.name,
-            stop_patience=2, validation_time_share=1.0,
-        ) | changes
-    )  # fmt: skip
-    run = RunDirectory(path)
-    run.write(RunConfigs(model, data, training, task), source, target)
-    return run
-
-
-def fit(run: RunDirectory, **options: Any) -> None:
-    _, data, _, task, *_ = run.configs()
-    corpus = training_corpus(data, run.vocabularies(), run.path / "tokens", task=task)
-    train(run, corpus, read_validation_texts(data, task)[0], **options)
 
 
 @pytest.mark.slow
-def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, data, capsys):
+def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, files, capsys):
     task = Reversal(shout=True)
-    run = create(tmp_path / "run", data, task)
+    run = create(tmp_path / "run", files, shout=True)
     config = json.loads((run.path / "config.json").read_text())
     assert config["task"] == {"name": "reversal", "shout": True}
     assert run.configs().task == task
-    fit(run)
+    train(run)
     by_step = run.checkpoints().metrics.read()
     values = {step: metrics["error_rate"] for step, metrics in by_step.items()}
     assert min(values.values()) == 0 < values[30]
@@ -147,7 +115,7 @@ def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, data, capsys):
     rows = [row for row in read_metrics(run.metrics_path) if "error_rate" in row]
     assert {row["step"]: row["error_rate"] for row in rows} == pytest.approx(values, rel=1e-5)
     assert "error rate 0.00  on the dev set" in capsys.readouterr().out
-    text = read_test_text(data, task=task)
+    text = read_test_text(run.configs().data, task=task)
     translator = Translator(run.load_model("best"), *run.vocabularies(), task=task)
     outputs = [answer.text for (answer,) in translator.translate(text.source)]
     answers = task.postprocess(outputs, text.source)
@@ -155,7 +123,7 @@ def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, data, capsys):
     assert task.evaluate(answers, text.target, text.source)["error_rate"] == 0
 
 
-def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, data):
+def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, files):
     class OneToken(Constraint):
         inputs = ()
 
@@ -169,9 +137,9 @@ def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, data)
             return [OneToken()]
 
     task = Short(shout=True)
-    run = create(tmp_path, data, Reversal())
+    run = create(tmp_path, files)
     model, vocabularies = build_model(run.configs().model), run.vocabularies()
-    text = read_validation_texts(data, Reversal())[0]
+    text = read_validation_texts(run.configs().data, Reversal())[0]
     # An untrained model goes on to the longest length.
     plain = Translator(model, *vocabularies, task.search_config())
     longest = [best.text for (best,) in plain.translate(text.source)]
@@ -185,8 +153,8 @@ def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, data)
     assert metric.translate() == answers
 
 
-def test_run_of_another_task_is_not_continued(tmp_path, data):
-    run = create(tmp_path, data, Reversal(shout=True))
+def test_run_of_another_task_is_not_continued(tmp_path, files):
+    run = create(tmp_path, files, shout=True)
     asked = run.configs()
     run.continue_with(asked)
     with pytest.raises(InputError, match="task is 'reversal' there and 'translation' here; bleu_"):
@@ -207,7 +175,6 @@ def test_undefined_metric_is_never_best():
 
 
 def test_task_names_are_unique(monkeypatch):
-    assert {"translation", "reversal"} <= set(registered_tasks())
     assert get_task("reversal") is Reversal
     with pytest.raises(InputError, match=r"task must be one of .*reversal, .*got 'x'"):
         get_task("x")

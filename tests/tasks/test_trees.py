@@ -8,12 +8,7 @@ import pytest
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
 from keras_transformer.tasks.parsing import trees
-from keras_transformer.tasks.parsing.trees import (
-    parse_tree,
-    read_trees,
-    score_tree,
-    summarize,
-)
+from keras_transformer.tasks.parsing.trees import parse_tree, read_trees, score_tree, summarize
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "trees"
 GOLD = "(TOP (S (NP-SBJ (DT the) (NN dog)) (, ,) (VP (VBZ barks) (PRT (RP out))) (. .)))"
@@ -30,18 +25,14 @@ def read(text):
     return list(trees.read_trees(text.splitlines(), "name"))
 
 
-def test_read_trees_ignores_line_breaks():
+def test_trees_are_read_over_line_breaks_and_cleaned():
     found = read(PENN)
     assert [line for line, _ in found] == [2, 6, 6]
     assert trees.to_text(found[0][1]) == (
         "( (S (NP-SBJ-1 (DT The) (NN dog)) (VP=2 (VBZ is) (S (NP (-NONE- *-1)) "
         "(ADJP (-LRB- -LRB-) (JJ old) (-RRB- -RRB-)))) (. .)))"
     )
-
-
-def test_clean_removes_traces_functions_and_root():
-    cleaned = [trees.to_text(trees.clean(tree)) for _, tree in read(PENN)]
-    assert cleaned == [
+    assert [trees.to_text(trees.clean(tree)) for _, tree in found] == [
         "(S (NP (DT The) (NN dog)) (VP (VBZ is) (S (ADJP (-LRB- -LRB-) (JJ old) (-RRB- -RRB-)))) "
         "(. .))",
         "(TOP (NN Yes))",
@@ -78,12 +69,6 @@ def test_malformed_tree_is_reported_with_its_line(text, message):
         read("\n" + text)
 
 
-def test_treebank_round_trip():
-    lines = read_lines(DATA / "gum_test.mrg.gz")
-    found = trees.read_trees(lines, "GUM")
-    assert [trees.to_text(tree) for _, tree in found] == lines
-
-
 def score(output, reference=GOLD):
     return score_tree(parse_tree(output), parse_tree(reference))
 
@@ -95,21 +80,6 @@ def test_punctuation_and_functional_tags_are_ignored():
     assert score(output) == ("ok", 6, 2, 4, 5, 1, 4, 3)
     assert score(GOLD) == ("ok", 6, 4, 4, 4, 0, 4, 4)
     assert score("(X (X (X (A a))))", "(X (X (A a)))")[2:5] == (2, 2, 3)  # a multiset
-
-
-def test_status_of_other_words_and_no_words():
-    assert score("(S (A a))").status == "error"
-    assert score(GOLD.replace("(, ,)", "(NN ,)")).status == "error"
-    assert score("(S (. .))", "(S (. .) (-NONE- *))") == ("skip", 1, *[0] * 6)
-
-
-def test_summary_ignores_errors():
-    scores = [score(GOLD), score("(S (A a))"), score("(X (X (X (A a))))", "(X (X (A a)))")]
-    summary = summarize(scores)
-    assert (summary["sentences"], summary["errors"], summary["complete_match"]) == (3, 1, 50)
-    assert summary["recall"] == 100
-    assert summary["precision"] == pytest.approx(100 * 6 / 7)
-    assert summary["f1"] == pytest.approx(100 * 12 / 13)
 
 
 def test_scores_equal_evalbs_on_stored_pairs():

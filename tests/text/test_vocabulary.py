@@ -61,34 +61,23 @@ def test_tokens_are_the_most_frequent_words_or_merges(kind, text, size, pieces):
     assert learn_vocabulary([text], size=size, kind=kind).pieces([4, 5]) == pieces
 
 
-def test_encoding_adds_neither_bos_nor_eos(vocabulary):
-    ids = {id_ for row in vocabulary.encode([*SENTENCES, "", "<s> </s> <pad>"]) for id_ in row}
+def test_encoding_adds_no_reserved_tokens_and_nothing_to_nothing(vocabulary):
+    ids = {id_ for row in vocabulary.encode([*SENTENCES, "<s> </s> <pad>"]) for id_ in row}
     assert not ids & {PAD_ID, BOS_ID, EOS_ID}
-
-
-def test_empty_input_gives_empty_output(vocabulary):
-    assert vocabulary.encode([]) == []
     assert vocabulary.encode(["", "  "]) == [[], []]
-    assert vocabulary.decode([]) == []
     assert vocabulary.decode([[], [EOS_ID]]) == ["", ""]
+    assert vocabulary.encode([]) == vocabulary.decode([]) == []
 
 
 # In other scripts, and as other toolkits mark text: full-width punctuation, joiners within Persian
 # and Sinhala words and an emoji, Thai "am", fractions, superscripts, signs and a joiner of tokens.
 COMPATIBLE = [
-    "，！（）：？",
-    "می\u200cخواهم",
-    "ශ්\u200dරී",
-    "👩\u200d🌾",
-    "ทำ",
-    "½ ² … № ™",
-    "don￭ 't",
-]
+    "，！（）：？", "می\u200cخواهم", "ශ්\u200dරී", "👩\u200d🌾", "ทำ", "½ ² … № ™", "don￭ 't",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("normalization", [None, "nfc", "identity"])
-def test_text_of_other_scripts_comes_back_by_default(normalization):
-    options = {} if normalization is None else {"normalization": normalization}
+@pytest.mark.parametrize("options", [{}, {"normalization": "nfc"}, {"normalization": "identity"}])
+def test_text_of_other_scripts_comes_back_by_default(options):
     vocabulary = learn_vocabulary(COMPATIBLE, size=100, kind="char", **options)
     assert vocabulary.decode(vocabulary.encode(COMPATIBLE)) == COMPATIBLE
     assert vocabulary.normalization_changes(COMPATIBLE) == (0, [])
@@ -129,14 +118,6 @@ def test_nfc_composes_and_folds_nothing_else():
             assert vocabulary.normalize(unicodedata.normalize(form, word)) == composed
 
 
-def test_byte_fallback_spells_out_characters_never_seen():
-    vocabulary = learn_vocabulary(SENTENCES, size=400, byte_fallback=True)
-    text = "Ωμέγα 数 🙂"
-    [ids] = vocabulary.encode([text])
-    assert UNK_ID not in ids
-    assert vocabulary.decode([ids]) == [text]
-
-
 def test_symbols_are_one_token_each_however_rare():
     text = ["the cat sat on the mat"] * 3
     vocabulary = learn_vocabulary(text, size=30, symbols=["⟨NP", "∕DT"])
@@ -151,14 +132,6 @@ def test_space_ids_are_the_tokens_of_nothing_but_spaces():
     characters = learn_vocabulary(["ein Hund"], size=20, kind="char")
     assert characters.pieces(characters.space_ids) == ["▁"]
     assert learn_vocabulary(["ein Hund"], size=20, kind="word").space_ids == ()
-
-
-def test_lower_coverage_leaves_out_the_rarest_characters():
-    vocabulary = learn_vocabulary(
-        ["ab " * 1000 + "c"], size=100, kind="char", character_coverage=0.999
-    )
-    assert vocabulary.encode(["c"])[0][-1] == UNK_ID
-    assert UNK_ID not in vocabulary.encode(["ab"])[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -245,10 +218,7 @@ def test_options_out_of_range_are_errors(options, message):
         (lambda _: learn_vocabulary("ein Hund"), "a sequence of sentences, got one: 'ein Hund'"),
         (lambda vocabulary: vocabulary.encode("ein Hund"), "a sequence of sentences, got one:"),
         (lambda _: learn_vocabulary(["ab\udcff"]), "lone surrogate at character 2"),
-        (
-            lambda vocabulary: vocabulary.encode(["ein", "ab\udcff"]),
-            "lone surrogate at character 2",
-        ),
+        (lambda vocabulary: vocabulary.encode(["ein", "ab\udcff"]), "lone surrogate at char"),
         (lambda vocabulary: vocabulary.normalize("ab\udcff"), "lone surrogate at character 2"),
         (lambda _: learn_vocabulary([b"gr\xfcn"]), r"text must be UTF-8, got b'gr\\xfcn'"),
         (lambda vocabulary: vocabulary.encode([b"gr\xfcn"]), "text must be UTF-8, got"),
@@ -261,13 +231,17 @@ def test_wrong_text_and_ids_are_rejected(vocabulary, use, message):
         use(vocabulary)
 
 
-def test_reader_errors_are_passed_on():
+def test_reader_errors_are_passed_on_and_nothing_is_printed(capfd):
     def sentences():
         yield from SENTENCES
         raise InputError("line 6 is not UTF-8")
 
+    learn_vocabulary(SENTENCES, size=60)
     with pytest.raises(InputError, match=r"^line 6 is not UTF-8$"):
         learn_vocabulary(sentences(), size=60)
+    with pytest.raises(InputError):
+        learn_vocabulary(SENTENCES, size=60_000)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_vocabulary_file_round_trip(vocabulary, tmp_path):
@@ -311,32 +285,19 @@ def test_sentencepiece_model_with_other_ids_is_rewritten(tmp_path, kind, ids):
     added = [theirs.pad_id(), theirs.bos_id(), theirs.eos_id()].count(-1)
     assert vocabulary.size == 60 + added
     sentences = [*SENTENCES, "ein Ω Hund"]
-    for found, expected in zip(
-        map(vocabulary.pieces, vocabulary.encode(sentences)),
-        theirs.encode(sentences, out_type=int),
-        strict=True,
-    ):
-        assert found == theirs.id_to_piece(expected)
+    expected = [theirs.id_to_piece(ids) for ids in theirs.encode(sentences, out_type=int)]
+    assert [vocabulary.pieces(ids) for ids in vocabulary.encode(sentences)] == expected
     assert vocabulary.decode(vocabulary.encode(SENTENCES)) == SENTENCES
     assert extend_vocabulary(vocabulary, tokens=["<de>"]).size == vocabulary.size + 1
     vocabulary.save(path)
     assert Vocabulary.load(path).fingerprint == vocabulary.fingerprint
 
 
-def test_learning_prints_nothing(capfd):
-    learn_vocabulary(SENTENCES, size=60)
-    with pytest.raises(InputError):
-        learn_vocabulary(SENTENCES, size=60_000)
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize(
     ("file", "options"),
-    [
-        ("multi30k.de.gz", dict(size=1000)),
-        ("multi30k_bpe.de.gz", dict(size=20_000, kind="word", normalization="identity")),
-    ],
-)
+    [("multi30k.de.gz", dict(size=1000)),
+     ("multi30k_bpe.de.gz", dict(size=20_000, kind="word", normalization="identity"))],
+)  # fmt: skip
 def test_real_corpus_comes_back_after_encoding(file, options):
     lines = read_lines(DATA / file)
     vocabulary = learn_vocabulary(lines, **options)
