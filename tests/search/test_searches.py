@@ -10,7 +10,6 @@ from plain_search import (
     arguments,
     assert_same,
     columns,
-    occurs,
     tokens_of,
     with_constraints,
 )
@@ -33,50 +32,6 @@ every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES
 
 def width_of(search):
     return search.keywords.get("beam_size") or search.keywords["num_translations"]
-
-
-def translations(search, requests):
-    """Yields the request and the tokens without EOS of each translation."""
-    model = TableModel(sentences=len(requests), vocabulary_size=12, seed=1, end_bias=2.5)
-    width = width_of(search)
-    found = search(model.step, model.state(range(len(requests)), width), **arguments(requests))
-    for row, place in np.ndindex(*found.scores.shape):
-        tokens = tokens_of(found, row, place)
-        yield requests[row], tokens[:-1] if tokens else None
-
-
-def random_phrases(random, count, first, last):
-    """Returns up to `count` phrases of tokens from `first` to `last`."""
-    return tuple(
-        tuple(random.integers(first, last, random.integers(1, 4), endpoint=True).tolist())
-        for _ in range(random.integers(0, count, endpoint=True))
-    )
-
-
-@every_search
-def test_forbidden_content_is_in_no_translation(search):
-    random = np.random.default_rng(3)
-    requests = [
-        Request(
-            int(random.integers(0, 15)),
-            min_length=int(random.integers(0, 8)),
-            no_repeat_ngram=int(random.integers(0, 4)),
-            repetition_penalty=float(random.choice([0.5, 1.0, 2.0])),
-            banned=random_phrases(random, 4, 4, 11),
-        )
-        for _ in range(SENTENCES)
-    ]
-    num_found = 0
-    for each, tokens in translations(search, requests):
-        if tokens is None:  # constraints may contradict each other
-            continue
-        num_found += 1
-        assert min(each.min_length, each.limit) <= len(tokens) <= each.limit
-        assert not any(occurs(phrase, tokens) for phrase in each.banned)
-        size = each.no_repeat_ngram
-        ngrams = [tokens[i : i + size] for i in range(len(tokens) - size + 1)] if size else []
-        assert len(set(ngrams)) == len(ngrams)
-    assert num_found > SENTENCES // 2
 
 
 @pytest.mark.slow
