@@ -4,11 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.config import (
-    RecurrentConfig,
-    SearchConfig,
-    UniversalConfig,
-)
+from keras_transformer.config import RecurrentConfig, SearchConfig, UniversalConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator, XlaShapes
 from keras_transformer.models import Ensemble, build_model

@@ -139,24 +139,9 @@ def test_quantized_steps_equal_the_full_pass(name, mode, tmp_path):
 
 
 @every_case
-def test_padding_and_other_sentences_change_nothing(name):
-    model = model_of(name)
-    together = logits_of(model)
-    for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
-        source, target = source[source != 0][None], target[target != 0][None]
-        alone = logits_of(model, {"source": source, "target": target})[0]
-        np.testing.assert_allclose(together[row, : target.size], alone, rtol=1e-4, atol=1e-5)
+def test_sources_of_padding_give_finite_logits(name):
     empty = INPUTS | {"source": np.zeros_like(SOURCE)}
-    assert np.isfinite(logits_of(model, empty)).all()
-
-
-@every_case
-def test_future_tokens_do_not_change_earlier_logits(name):
-    other = TARGET.copy()
-    other[:, 2:] = [[9, 9, 1, 1], [4, 0, 0, 0], [7, 5, 5, 5]]
-    before, after = (logits_of(model_of(name), INPUTS | {"target": ids}) for ids in (TARGET, other))
-    np.testing.assert_allclose(before[:, :2], after[:, :2], atol=1e-6)
-    assert np.abs(before[:, 2:] - after[:, 2:]).max() > 1e-4
+    assert np.isfinite(logits_of(model_of(name), empty)).all()
 
 
 @every_case
@@ -300,6 +285,7 @@ def test_keras_file_round_trip(name, tmp_path):
     copy = keras.saving.load_model(tmp_path / "model.keras")
     assert (type(copy), copy.config, copy.name) == (type(model), model.config, model.name)
     assert copy.dtype_policy.name == "mixed_bfloat16"
+    assert not copy.compiled
     np.testing.assert_array_equal(logits_of(copy), logits_of(model))
     if name != "toy":  # whose `build` is the shortest
         before = list(model.weights)

@@ -5,7 +5,6 @@
 
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,20 +18,10 @@ from keras_transformer.search import Hypotheses, beam_search
 PAD, BOS, EOS = 0, 1, 2  # <blank>, <s>, </s>
 
 CONFIG = TransformerConfig(
-    vocabulary_size=51,
-    target_vocabulary_size=43,
-    num_layers=6,
-    model_dim=32,
-    feed_forward_dim=128,
-    num_heads=8,
-    share_embeddings="none",
-    norm_position="pre",
-    norm_epsilon=1e-5,
-    positions="concatenated",
-    first_position=1,
-    attention_bias=True,
-    output_bias=True,
-)
+    vocabulary_size=51, target_vocabulary_size=43, num_layers=6, model_dim=32, feed_forward_dim=128,
+    num_heads=8, share_embeddings="none", norm_position="pre", norm_epsilon=1e-5,
+    positions="concatenated", first_position=1, attention_bias=True, output_bias=True,
+)  # fmt: skip
 
 
 class Oracle(NamedTuple):
@@ -111,10 +100,8 @@ def log_probabilities(oracle: Oracle, translations: list[list[int]]) -> list[np.
     ]
 
 
-def make_search(
-    model: Transformer, beam_size: int, length_penalty: float = 0.0
-) -> Callable[[np.ndarray], Hypotheses]:
-    """Returns our search as the oracle ran: EOS is not the first token.
+def search(oracle: Oracle, beam_size: int, length_penalty: float = 0.0) -> Hypotheses:
+    """Searches as the oracle did: EOS is not the first token.
 
     CTranslate2 decodes at least one token by default. It takes EOS out before the softmax, so
     that the others share its probability.
@@ -122,36 +109,20 @@ def make_search(
 
     def step(ids, state):
         is_first = state.time == 0
-        logits, state = model.step(ids, state)
+        logits, state = oracle.model.step(ids, state)
         is_eos = tf.range(logits.shape[-1]) == EOS
         return tf.where(is_first & is_eos, -1e9, logits), state
 
-    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
-    def search(source):
-        size = tf.shape(source)[0]
+    @tf.function
+    def run(source):
+        size = len(oracle.items)
         return beam_search(
-            step,
-            model.encode(source, num_hypotheses=beam_size),
-            bos_ids=tf.fill([size], BOS),
-            max_lengths=tf.fill([size], 30),
-            beam_size=beam_size,
-            length_penalty=length_penalty,
-            num_translations=beam_size,
-            eos_id=EOS,
-            pad_id=PAD,
-        )
+            step, oracle.model.encode(source, num_hypotheses=beam_size),
+            bos_ids=tf.fill([size], BOS), max_lengths=tf.fill([size], 30), beam_size=beam_size,
+            length_penalty=length_penalty, num_translations=beam_size, eos_id=EOS, pad_id=PAD,
+        )  # fmt: skip
 
-    return lambda source: Hypotheses(*(np.asarray(each) for each in search(source)))
-
-
-@pytest.fixture(scope="module")
-def search_4(oracle) -> Callable[[np.ndarray], Hypotheses]:
-    return make_search(oracle.model, beam_size=4)
-
-
-@pytest.fixture(scope="module")
-def beams(oracle, search_4) -> Hypotheses:
-    return search_4(oracle.source)
+    return Hypotheses(*(np.asarray(each) for each in run(tf.constant(oracle.source))))
 
 
 def spell(oracle: Oracle, ids: np.ndarray) -> str:
@@ -183,23 +154,19 @@ def test_the_attention_of_the_best_translations_is_the_oracles(oracle):
 
 @pytest.mark.slow
 def test_greedy_translations_and_scores_are_the_oracles(oracle):
-    ours = make_search(oracle.model, beam_size=1)(oracle.source)
+    ours = search(oracle, beam_size=1)
     texts = [spell(oracle, ids) for ids in ours.ids[:, 0]]
     assert texts == [item["greedy"] for item in oracle.items]
     theirs = [item["greedy_score"] for item in oracle.items]
     np.testing.assert_allclose(ours.scores[:, 0], theirs, rtol=0, atol=1e-4)
 
 
-def test_beam_search_finds_the_oracles_best(oracle, beams):
-    texts = [spell(oracle, ids) for ids in beams.ids[:, 0]]
-    assert texts == [item["beam4"][0][0] for item in oracle.items]
-
-
-def test_shared_hypotheses_have_the_oracle_scores(oracle, beams):
-    shared = 0
-    for ids, scores, item in zip(beams.ids, beams.scores, oracle.items, strict=True):
-        ours = dict(zip((spell(oracle, row) for row in ids), scores, strict=True))
-        theirs = dict(item["beam4"])
+def test_beam_search_finds_the_oracles_best_and_its_scores(oracle):
+    found, shared = search(oracle, beam_size=4), 0
+    for ids, scores, item in zip(found.ids, found.scores, oracle.items, strict=True):
+        texts = [spell(oracle, row) for row in ids]
+        assert texts[0] == item["beam4"][0][0]
+        ours, theirs = dict(zip(texts, scores, strict=True)), dict(item["beam4"])
         for text in ours.keys() & theirs.keys():
             assert abs(ours[text] - theirs[text]) < 1e-4
             shared += 1
@@ -210,7 +177,7 @@ def test_shared_hypotheses_have_the_oracle_scores(oracle, beams):
 
 def test_length_penalty_search_has_the_oracle_probabilities(oracle):
     """Theirs divides by length ** 0.6, so that ranks may differ; what is divided does not."""
-    found = make_search(oracle.model, beam_size=5, length_penalty=0.6)(oracle.source)
+    found = search(oracle, beam_size=5, length_penalty=0.6)
     shared = 0
     rows = zip(found.ids, found.log_probs, found.scores, oracle.items, strict=True)
     for ids, log_probs, scores, item in rows:

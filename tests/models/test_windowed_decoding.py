@@ -47,11 +47,3 @@ def test_search_with_cache_slices_equals_a_mask(model, monkeypatch):
     found = search(model)
     np.testing.assert_array_equal(found[0], tokens)
     np.testing.assert_allclose(found[1], scores, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_search_finds_the_same_under_xla(model):
-    capacity = kv_cache_capacities(LONGEST)[0]
-    compiled = tf.function(lambda: search(model, capacity), jit_compile=True, autograph=False)
-    for found, expected in zip(compiled(), search(model), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-5)
