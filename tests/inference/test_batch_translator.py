@@ -186,13 +186,6 @@ def test_invalid_calls_are_rejected(local, functions, call, message):
     assert not any(function.requests for function in functions.values())
 
 
-def test_missing_signature_is_reported(functions):
-    local = BatchTranslator({"serving_default": functions["serving_default"]}.__getitem__)
-    assert local.translate(["two"])[0][0].text == "TWO"
-    with pytest.raises(InputError, match="the model has no signature 'score'; export it again"):
-        local.score(["two"], ["zwei"])
-
-
 def test_unknown_words_are_aligned(separate_translator):
     pairs = separate_translator.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
     assert [target for _, target in pairs] == [0, 1, 2]

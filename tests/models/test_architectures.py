@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import recurrent_oracle
 import tensorflow as tf
-import tiny_run
 import transformer_oracle
 from keras import ops
 from model_cases import (
@@ -26,8 +25,7 @@ from model_cases import (
     steps_of,
 )
 
-from keras_transformer.config import BOS_ID, EOS_ID, SearchConfig, architectures
-from keras_transformer.inference import Translator
+from keras_transformer.config import architectures
 from keras_transformer.models import Ensemble
 from keras_transformer.search import beam_search, kv_cache_capacities
 
@@ -299,27 +297,6 @@ def test_flops_grow_with_both_lengths(name):
     counted = [float(count(*lengths)) for lengths in [(4, 4), (8, 4), (4, 8)]]
     assert counted[1] > counted[0] > 0
     assert counted[2] > counted[0]
-
-
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-def test_translator_uses_the_quantized_weights():
-    model, vocabulary = random_model(CONFIGS["transformer"]), tiny_run.make_vocabulary()
-    search = SearchConfig(beam_size=3, max_source_length=8, max_extra_length=4)
-    full_precision = Translator(model, vocabulary, vocabulary, search)(tf.constant(["abc"]))
-    model.quantize("int8")
-    translator = Translator(model, vocabulary, vocabulary, search)
-    (source,) = vocabulary.encode(["abc"])
-    found = translator.function("tokens")(tf.constant([" ".join(map(str, source))]))
-    ids = found["ids"][:, 0, : int(found["lengths"][0, 0])].numpy()
-    inputs = {
-        "source": np.array([[*source, EOS_ID]]),
-        "target": np.pad(ids[:, :-1], [(0, 0), (1, 0)], constant_values=BOS_ID),
-    }
-    scores = tf.nn.log_softmax(logits_of(model, inputs)).numpy()
-    score = np.take_along_axis(scores, ids[..., None], axis=2).sum()
-    score /= ((5 + ids.shape[1]) / 6) ** search.length_penalty
-    np.testing.assert_allclose(found["scores"][0, 0], score, rtol=1e-4)
-    assert not np.array_equal(found["scores"], full_precision["scores"])
 
 
 # Keras's own exports

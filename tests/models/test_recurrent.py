@@ -3,7 +3,6 @@
 import numpy as np
 import tensorflow as tf
 from keras import ops
-from model_cases import INPUTS, model_of
 
 from keras_transformer.config import RecurrentConfig
 from keras_transformer.layers.masks import MASKED
@@ -25,17 +24,6 @@ def test_intra_temporal_attention_does_not_overflow():
         [-400 - np.log(2), 400 - np.log(2), -np.log(1 + np.e)],
     ]
     np.testing.assert_allclose(found[0], expected, rtol=1e-6, atol=1e-6)
-
-
-def test_attentions_have_one_head():
-    weights = model_of("recurrent, all").attentions(INPUTS)
-    assert {name: tuple(each.shape) for name, each in weights.items()} == {
-        "cross": (1, 3, 1, 6, 5),
-        "decoder": (1, 3, 1, 6, 6),
-    }
-    own = np.asarray(weights["decoder"])[0, 0, 0]
-    np.testing.assert_array_equal(own[np.triu_indices(6)], 0)
-    np.testing.assert_allclose(own.sum(axis=-1), [0, 1, 1, 1, 1, 1], atol=1e-6)
 
 
 def test_flops_are_counted_by_hand():

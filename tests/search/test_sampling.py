@@ -273,17 +273,3 @@ def test_sentence_seeds_ignore_neighbours_and_padding():
     own = sentence_seeds([7, 8, 7, 8], SOURCE).numpy()
     assert own[2] == seeds[2]
     assert own[3] != own[0] == seeds[0]
-
-
-def test_sentence_seeds_make_sentences_independent():
-    random = np.random.default_rng(3)
-    count, size = 4000, 5
-    source = np.concatenate([random.integers(4, 9, (count, 6)), np.full((count, 1), 3)], axis=1)
-    ids = draw_tokens(
-        tf.zeros([count, 1, size]), sentence_seeds(0, source), tf.constant(0)
-    ).numpy()[:, 0]
-    # All draws are of one distribution; with one seed for all they would be one token.
-    shares = np.bincount(ids, minlength=size) / count
-    np.testing.assert_allclose(shares, 1 / size, atol=4 * (0.16 / count) ** 0.5)
-    equal = np.mean(ids[1:] == ids[:-1])
-    assert abs(equal - 1 / size) < 4 * (0.16 / count) ** 0.5

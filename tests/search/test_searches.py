@@ -16,7 +16,7 @@ from plain_search import (
 from table_model import TableModel
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search import Constraint, beam_search, sample
+from keras_transformer.search import beam_search, sample
 
 SENTENCES = 60
 
@@ -92,32 +92,6 @@ def test_nan_logits_end_the_search_without_a_translation(method, max_length_boun
     found = tf.function(search, autograph=False)(tf.constant([2, 2]))
     np.testing.assert_array_equal(found.scores, np.float32(-1e9))
     np.testing.assert_array_equal(found.lengths, 0)
-
-
-@every_search
-def test_state_of_a_constraint_follows_its_hypotheses(search):
-    class Remembers(Constraint):
-        """Forbids nothing; its state counts each token, and must be that of the hypothesis."""
-
-        inputs = 0
-
-        def initial_state(self, inputs, num_hypotheses):
-            return tf.zeros([tf.size(inputs), num_hypotheses, 12], tf.int32)
-
-        def update(self, state, ids, inputs):
-            return state + tf.one_hot(ids, 12, dtype=tf.int32)
-
-        def forbid(self, logits, hypotheses):
-            tokens = hypotheses.tokens[:, :, : hypotheses.time]
-            counts = tf.reduce_sum(tf.one_hot(tokens, 12, dtype=tf.int32), axis=2)
-            tf.debugging.assert_equal(hypotheses.state, counts)
-            return logits
-
-    model = TableModel(sentences=5, vocabulary_size=12, seed=6)
-    options = arguments([Request(limit) for limit in (5, 1, 9, 0, 7)])
-    options["constraints"] = [Remembers()]
-    search(model.step, model.state(range(5), width_of(search)), **options)
-    assert len(model.calls) > 5
 
 
 # Graphs
