@@ -124,10 +124,9 @@ LAST = [False] * 4 + [True]
 @pytest.mark.parametrize("name", LAYERS)
 def test_decoders_are_causal_by_default_and_encoders_with_use_causal_mask(name, mode):
     layer, inputs = LAYERS[name](), inputs_of(name)
-    causal, whole = (
-        {} if is_default else dict(use_causal_mask=name in ENCODERS)
-        for is_default in (name in DECODERS, name in ENCODERS)
-    )
+    causal, whole = {}, dict(use_causal_mask=False)
+    if name in ENCODERS:
+        causal, whole = dict(use_causal_mask=True), {}
     assert reach(caller(mode, layer, *inputs, **causal), 4, *inputs[1:]) == LAST
     assert reach(caller(mode, layer, *inputs, **whole), 4, *inputs[1:])[3:] == [True, True]
 

@@ -245,7 +245,8 @@ def test_impossible_options_losses_and_labels_are_rejected(model, options, label
 
 
 def test_sums_of_whole_batches_and_labels_in_a_list_are_taken(model):
-    model.compile("sgd", SUMMED)
+    for loss in (SUMMED, APART):
+        model.compile("sgd", loss)
     model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
     model.fit(INPUTS, [LABELS], verbose=0)  # which Keras takes too
 
