@@ -153,8 +153,9 @@ def test_dropout_acts_in_training_only(name):
 # Search and XLA
 
 
+@pytest.mark.parametrize("bound", [None, 3], ids=["growing", "fixed"])
 @variants
-def test_wide_beam_equals_enumeration(name):
+def test_wide_beam_equals_enumeration(name, bound):
     model = random_model(CONFIGS[name].replace(vocabulary_size=6))
     sentences = np.array([[4, 5, 3], [5, 3, 0]])
     # Up to three tokens other than padding (0) and BOS (2), then EOS (3).
@@ -163,11 +164,14 @@ def test_wide_beam_equals_enumeration(name):
     rows = np.array([[2, *each, 3, *[0] * (3 - len(each))] for each in found])  # [40, 5]
     best = tf.function(beam_search, autograph=False)(
         model.step,
-        model.encode(sentences, num_hypotheses=40),
+        model.encode(
+            sentences, num_hypotheses=40, capacity=bound and kv_cache_capacities(bound)[0]
+        ),
+        max_length_bound=bound,
         bos_ids=tf.constant([2, 2]),
         max_lengths=tf.constant([3, 3]),
         beam_size=40,
-        num_translations=5,
+        num_translations=40,
     )
     lengths = (rows[:, 1:] != 0).sum(axis=1)
     for index, sentence in enumerate(sentences):
@@ -175,9 +179,11 @@ def test_wide_beam_equals_enumeration(name):
         log_probs = np.asarray(ops.log_softmax(logits_of(model, inputs)))
         picked = np.take_along_axis(log_probs, rows[:, 1:, None], axis=2)[..., 0]
         scores = (picked * (rows[:, 1:] != 0)).sum(axis=1) / ((5 + lengths) / 6) ** 0.6
-        order = np.argsort(-scores)[:5]
-        np.testing.assert_allclose(best.scores[index], scores[order], rtol=1e-4)
-        np.testing.assert_array_equal(best.ids[index], rows[order, 1:])
+        expected = {tuple(ids): score for ids, score in zip(rows[:, 1:], scores, strict=True)}
+        places = zip(best.ids[index].numpy(), best.scores[index].numpy(), strict=True)
+        searched = {tuple(ids): score for ids, score in places}
+        assert searched.keys() == expected.keys()
+        np.testing.assert_allclose([searched[ids] for ids in expected], scores, rtol=1e-4)
 
 
 @pytest.mark.slow
