@@ -181,22 +181,28 @@ class ModelThatEndsAtOnce:
 
 
 @pytest.mark.parametrize(
-    "search",
-    [dict(), dict(beam_size=1), dict(early_stop="first"), dict(method="sampling", top_k=1)],
-    ids=["beam", "greedy", "first", "sampling"],
+    ("search", "spaces", "first"),
+    [
+        (dict(), (), 7),
+        (dict(beam_size=1), (), 7),
+        (dict(early_stop="first"), (), 7),
+        (dict(method="sampling", top_k=1), (), 7),
+        (dict(num_translations=2, length_penalty=0), (7,), 6),
+        (dict(num_translations=2, length_penalty=0), (7, 5), 6),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("spaces", [(), (7,), (7, 5)])
-def test_empty_translation_or_bare_space_needs_min_length_0(search, spaces):
+def test_empty_translation_or_bare_space_needs_min_length_0(search, spaces, first):
     model, source = ModelThatEndsAtOnce(), tf.constant([[5, EOS_ID], [EOS_ID, 0]])
     target, search = SimpleNamespace(space_ids=spaces), SearchConfig(**search)
     banned = BannedPhrases(tf.constant([[[7]]]))  # which a task adds
     for options, constraints, expected in (
-        ({}, [], [6 if spaces else 7, EOS_ID]),
+        ({}, [], [first, EOS_ID]),
         ({}, [banned], [6, EOS_ID]),
         ({"min_length": 0}, [], [EOS_ID]),
     ):
-        search = search.replace(**options)
-        found = search_translations(model, source, search, target, constraints=constraints)
+        changed = search.replace(**options)
+        found = search_translations(model, source, changed, target, constraints=constraints)
         assert found.ids[:, 0, : len(expected)].numpy().tolist() == [expected] * 2
 
 
