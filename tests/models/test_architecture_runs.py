@@ -165,7 +165,5 @@ def test_without_attention_there_is_no_coverage_penalty(translator, exported):
 @only_toy
 def test_run_of_an_unknown_architecture_is_rejected(created, monkeypatch):
     monkeypatch.setattr(config_module, "_ARCHITECTURES", {"transformer": TransformerConfig})
-    with pytest.raises(
-        InputError, match=r"config\.json: architecture must be one of tr.*, got"
-    ):
+    with pytest.raises(InputError, match=r"config\.json: architecture must be one of tr.*, got"):
         created.load_model()
