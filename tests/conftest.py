@@ -39,8 +39,14 @@ _LONGEST = (
     "test_signatures", "test_search_options", "test_transformer", "test_ctranslate2",
 )  # fmt: skip
 
-_SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
-_DATA = pathlib.Path(__file__).resolve().parent / "data"
+_TESTS = pathlib.Path(__file__).resolve().parent
+_SCRIPTS = _TESTS.parent / "scripts"
+_DATA = _TESTS / "data"
+
+# Folders with modules that tests of several folders import.
+sys.path.extend(
+    str(_TESTS / name) for name in ("client", "models", "oracles", "serving", "training")
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

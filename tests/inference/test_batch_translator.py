@@ -92,27 +92,22 @@ def test_batches_have_similar_lengths_longest_first(local, functions):
     ]
 
 
-def test_batches_run_in_parallel(functions, monkeypatch):
+def test_batches_run_in_parallel_and_their_errors_are_raised(functions, monkeypatch):
     both_are_there = threading.Barrier(2)
 
     def wait_and_translate(text):
         both_are_there.wait(timeout=60)  # breaks where a batch waits for the other to end
+        if text == ["sun"]:
+            raise ZeroDivisionError(text)
         return translate(text)
 
     functions["serving_default"].answer = wait_and_translate
     monkeypatch.setattr(batch_translator, "_num_workers", lambda: 2)
-    translations = BatchTranslator(functions.__getitem__).translate(_SENTENCES[:4], 1)
+    local = BatchTranslator(functions.__getitem__)
+    translations = local.translate(_SENTENCES[:4], 1)
     assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES[:4]]
-
-
-def test_error_in_a_parallel_batch_is_raised(functions, monkeypatch):
-    def fail(text):
-        raise ZeroDivisionError(text)
-
-    functions["serving_default"].answer = fail
-    monkeypatch.setattr(batch_translator, "_num_workers", lambda: 2)
     with pytest.raises(ZeroDivisionError):
-        BatchTranslator(functions.__getitem__).translate(_SENTENCES, 1)
+        local.translate(_SENTENCES, 1)
 
 
 def test_batch_without_memory_is_halved(local, functions):
@@ -170,16 +165,13 @@ TWO = ["two", "three"]
     [
         (
             lambda local: local.translate(TWO, beam_size=2),
-            "no option beam_size that can change .* it has banned_phrases, length",
+            "no option beam_size .* it has",
         ),
         (
             lambda local: local.translate(TWO, max_length=2.5),
-            "max_length must be a whole number of 32 bits, got 2.5",
+            "max_length must .*, got 2.5",
         ),
-        (
-            lambda local: local.translate(TWO, banned_phrases="a\n" * 257),
-            "number of banned_phrases must be at most 256, got 257",
-        ),
+        (lambda local: local.translate(TWO, banned_phrases="a\n" * 257), "at most 256, got 257"),
         (lambda local: local.translate([2]), "text must be text, got 2"),
         (lambda local: local.translate(TWO, 0), "batch_size must be at least 1, got 0"),
         (lambda local: local.score("two", TWO), "source must be a list of sentences, got one: 'tw"),
@@ -187,18 +179,11 @@ TWO = ["two", "three"]
         (lambda local: local.align(TWO, ["zwei"]), "must have as many sentences, got 2 and 1"),
         (lambda local: local.score(TWO, TWO, -1), "batch_size must be at least 1, got -1"),
     ],
-)  # fmt: skip  (more of them in tests/client/test_client.py)
+)  # more of them in tests/client/test_client.py
 def test_invalid_calls_are_rejected(local, functions, call, message):
     with pytest.raises(InputError, match=message):
         call(local)
     assert not any(function.requests for function in functions.values())
-
-
-def test_missing_signature_is_reported(functions):
-    local = BatchTranslator({"serving_default": functions["serving_default"]}.__getitem__)
-    assert local.translate(["two"])[0][0].text == "TWO"
-    with pytest.raises(InputError, match="the model has no signature 'score'; export it again"):
-        local.score(["two"], ["zwei"])
 
 
 def test_unknown_words_are_aligned(separate_translator):

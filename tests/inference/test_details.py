@@ -1,17 +1,10 @@
 """Details of translations: token scores, alignments and what was cut, by search itself."""
 
-import keras
 import numpy as np
 import pytest
 
-from keras_transformer.config import (
-    RecurrentConfig,
-    SearchConfig,
-    UniversalConfig,
-)
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator, XlaShapes
-from keras_transformer.models import Ensemble, build_model
 
 _SENTENCES = ["two house", "sun", "", "cat sun tree two", "hello", "tree hello cat", " "]
 _SEARCHES = {
@@ -59,25 +52,6 @@ def test_details_equal_score_and_attention(make_translator, translator, name):
     for ours, theirs in zip(results, plain, strict=True):
         np.testing.assert_allclose([x.score for x in ours], [x.score for x in theirs], rtol=1e-5)
     _assert_as_given(judge, _SENTENCES, results)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["recurrent", "universal", "ensemble"])
-def test_details_of_other_models_equal_score_and_attention(trained, kind):
-    model, source, target = trained
-    sizes = dict(vocabulary_size=source.size, model_dim=16, dropout=0.0)
-    keras.utils.set_random_seed(3)
-    if kind == "ensemble":
-        other = type(model)(model.config)
-        other.set_weights([0.9 * each for each in model.get_weights()])
-        model = Ensemble([model, other])
-    elif kind == "recurrent":
-        model = build_model(RecurrentConfig(**sizes, num_layers=1, hidden_dim=16))
-    else:
-        model = build_model(UniversalConfig(**sizes, num_steps=3, num_heads=2, feed_forward_dim=16))
-    search = SearchConfig(max_source_length=12, max_extra_length=2, num_translations=2)
-    translator = Translator(model, source, target, search)
-    _assert_as_given(translator, _SENTENCES, translator.translate(_SENTENCES, details=True))
 
 
 def test_blank_sentences_have_no_details(translator):

@@ -92,50 +92,42 @@ def test_samples_depend_on_the_sentences_seed_only(make_translator):
     assert all(len(set(row)) == 1 for row in cold)
 
 
-@pytest.fixture(scope="class")
-def any_translator(request, make_translator):
-    return make_translator(**request.param)
+every_method = pytest.mark.parametrize(
+    "search", [dict(), dict(beam_size=1), dict(method="sampling", seed=3)], ids=str
+)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "any_translator",
-    [dict(), dict(beam_size=1), dict(method="sampling", seed=3)],
-    ids=["beam", "greedy", "sampling"],
-    indirect=True,
-)
-class TestAllSearchMethods:
-    def test_all_options_together(self, any_translator, words):
-        numbers = dict(length_penalty=0.2, coverage_penalty=0.3, repetition_penalty=1.5)
-        if any_translator.search.method == "sampling":
-            numbers |= dict(temperature=3.0, top_k=12, top_p=0.99)
-        answer = ask(
-            any_translator,
-            SENTENCES[:3],
-            prefix=words["cat"],
-            banned_phrases=f"{words['two']}\n{words['hello']}",
-            no_repeat_ngram=1,
-            min_length=5,
-            max_length=6,
-            **numbers,
-        )
-        for (text,) in texts(answer):
-            found = text.split()
-            assert found[0] == words["cat"]
-            assert not {words["two"], words["hello"]} & set(found)
-            assert 5 <= len(found) == len(set(found)) <= 6
+@every_method
+def test_all_options_together(make_translator, search, words):
+    numbers = dict(length_penalty=0.2, coverage_penalty=0.3, repetition_penalty=1.5)
+    if "method" in search:
+        numbers |= dict(temperature=3.0, top_k=12, top_p=0.99)
+    banned = words["two"], words["hello"]
+    numbers |= dict(no_repeat_ngram=1, min_length=5, max_length=6)
+    phrases = dict(prefix=words["cat"], banned_phrases="\n".join(banned))
+    answer = ask(make_translator(**search), SENTENCES[:3], **phrases, **numbers)
+    for (text,) in texts(answer):
+        found = text.split()
+        assert found[0] == words["cat"]
+        assert not {*banned} & {*found}
+        assert 5 <= len(found) == len(set(found)) <= 6
 
-    def test_extreme_numbers_give_finite_scores(self, any_translator):
-        inputs = option_inputs(any_translator)
-        names = [name for name, spec in inputs.items() if spec.dtype.is_floating]
-        pairs = [(name, value) for name in names for value in (np.inf, 3e38, np.nan, 0.0)]
-        options = {name: [-1.0, *(v if name == n else -1.0 for n, v in pairs)] for name in names}
-        sentences = ["hello two cat"] * (len(pairs) + 1)
-        answer = ask(any_translator, sentences, **options, banned_phrases="Haus")
-        assert np.isfinite(answer["scores"]).all()
-        assert (answer["scores"].numpy() > NO_SCORE).all()
-        (alone,) = texts(ask(any_translator, sentences[:1], banned_phrases="Haus"))
-        assert texts(answer)[0] == alone
+
+@pytest.mark.slow
+@every_method
+def test_extreme_numbers_give_finite_scores(make_translator, search):
+    translator = make_translator(**search)
+    inputs = option_inputs(translator)
+    names = [name for name, spec in inputs.items() if spec.dtype.is_floating]
+    pairs = [(name, value) for name in names for value in (np.inf, 3e38, np.nan, 0.0)]
+    options = {name: [-1.0, *(v if name == n else -1.0 for n, v in pairs)] for name in names}
+    sentences = ["hello two cat"] * (len(pairs) + 1)
+    answer = ask(translator, sentences, **options, banned_phrases="Haus")
+    assert np.isfinite(answer["scores"]).all()
+    assert (answer["scores"].numpy() > NO_SCORE).all()
+    (alone,) = texts(ask(translator, sentences[:1], banned_phrases="Haus"))
+    assert texts(answer)[0] == alone
 
 
 def test_control_tokens_in_text_are_plain_text(translator):
@@ -143,8 +135,8 @@ def test_control_tokens_in_text_are_plain_text(translator):
     answer = texts(ask(translator, ["hello"] * 4, prefix=prefixes))
     assert all(text.startswith("⁇") for (text,) in answer)
     assert answer[3][0].startswith("⁇ 木")
-    expected = texts(ask(translator, ["hello"]))[0]
-    assert texts(ask(translator, ["hello"], banned_phrases="</s>"))[0] == expected
+    banned = ["", "</s>", "привет " * 65]  # and a phrase that is too long bans no shorter one
+    assert texts(ask(translator, ["hello"] * 3, banned_phrases=banned)) == [["привет"]] * 3
 
 
 @pytest.mark.parametrize("search", [dict(early_stop="exact"), dict(method="sampling")], ids=str)
@@ -165,22 +157,6 @@ def test_n_best_lists_have_no_empty_places(make_translator, words, early_stop):
     assert {each.text for each in found} == allowed
     ((none,),) = translator.translate(["cat"], banned_phrases=[*every_word])
     assert (none.text, none.score) == ("", NO_SCORE)
-
-
-def test_contradicting_options(translator, words):
-    cat, sun = words["cat"], words["sun"]
-    answer = ask(
-        translator,
-        ["hello two"] * 3,
-        banned_phrases=[cat, "", ""],
-        prefix=[cat, f"{cat} {sun}", ""],
-        min_length=[-1, 4, -1],
-        max_length=[-1, 1, -1],
-    )
-    begun, long, plain = (row[0] for row in texts(answer))
-    assert begun.startswith(cat) and cat not in begun[len(cat) :]  # a prefix may be what is banned
-    assert long == f"{cat} {sun}"  # and longer than the limit
-    assert plain == texts(ask(translator, ["hello two"]))[0][0]
 
 
 def test_different_sentences_get_different_samples(make_translator):
@@ -205,31 +181,29 @@ class ModelThatEndsAtOnce:
 
 
 @pytest.mark.parametrize(
-    "search",
-    [dict(), dict(beam_size=1), dict(early_stop="first"), dict(method="sampling", top_k=1)],
-    ids=["beam", "greedy", "first", "sampling"],
+    ("search", "spaces", "first"),
+    [
+        (dict(), (), 7),
+        (dict(beam_size=1), (), 7),
+        (dict(early_stop="first"), (), 7),
+        (dict(method="sampling", top_k=1), (), 7),
+        (dict(num_translations=2, length_penalty=0), (7,), 6),
+        (dict(num_translations=2, length_penalty=0), (7, 5), 6),
+    ],
+    ids=str,
 )
-def test_empty_translation_needs_min_length_0(search):
+def test_empty_translation_or_bare_space_needs_min_length_0(search, spaces, first):
     model, source = ModelThatEndsAtOnce(), tf.constant([[5, EOS_ID], [EOS_ID, 0]])
-    search, target = SearchConfig(**search), SimpleNamespace(space_ids=())
-    found = search_translations(model, source, search, target)
-    assert found.ids[:, 0, :2].numpy().tolist() == [[7, EOS_ID]] * 2
-    found = search_translations(model, source, search.replace(min_length=0), target)
-    assert found.ids[:, 0, :1].numpy().tolist() == [[EOS_ID]] * 2
+    target, search = SimpleNamespace(space_ids=spaces), SearchConfig(**search)
     banned = BannedPhrases(tf.constant([[[7]]]))  # which a task adds
-    found = search_translations(model, source, search, target, constraints=[banned])
-    assert found.ids[:, 0, :2].numpy().tolist() == [[6, EOS_ID]] * 2
-
-
-@pytest.mark.parametrize("spaces", [(7,), (7, 5)])
-def test_bare_space_is_not_a_translation(spaces):
-    model, source = ModelThatEndsAtOnce(), tf.constant([[5, EOS_ID], [EOS_ID, 0]])
-    target = SimpleNamespace(space_ids=spaces)
-    search = SearchConfig(num_translations=2, length_penalty=0)
-    found = search_translations(model, source, search, target)
-    assert found.ids[:, 0, :2].numpy().tolist() == [[6, EOS_ID]] * 2
-    found = search_translations(model, source, search.replace(min_length=0), target)
-    assert found.ids[:, 0, :1].numpy().tolist() == [[EOS_ID]] * 2
+    for options, constraints, expected in (
+        ({}, [], [first, EOS_ID]),
+        ({}, [banned], [6, EOS_ID]),
+        ({"min_length": 0}, [], [EOS_ID]),
+    ):
+        changed = search.replace(**options)
+        found = search_translations(model, source, changed, target, constraints=constraints)
+        assert found.ids[:, 0, : len(expected)].numpy().tolist() == [expected] * 2
 
 
 class CountingTokenizer:
@@ -275,26 +249,6 @@ def test_phrases_beyond_the_limit_are_not_tokenized(translator):
 def test_answer_says_that_an_option_is_ignored(translator, column, value, is_ignored):
     answer = ask(translator, ["hello", "sun"], **{column: [value, ""]})
     assert answer["options_ignored"].numpy().tolist() == [is_ignored, False]
-
-
-def test_phrase_beyond_64_tokens_bans_no_shorter_one(translator):
-    plain, long = texts(ask(translator, ["hello"] * 2, banned_phrases=["", "привет " * 65]))
-    assert plain == long == ["привет"]
-
-
-def test_megabytes_of_line_ends_are_cut_before_they_are_split(monkeypatch, translator):
-    sizes = []
-    split = tf.strings.split
-
-    def noting(text, *arguments):
-        sizes.append(len(text.numpy()[0]))
-        return split(text, *arguments)
-
-    monkeypatch.setattr(tf.strings, "split", noting)
-    lines = "木\n" + "Haus" * 20_000  # whose last line is not whole
-    found, is_ignored = read_phrases(tf.constant([lines]), translator.target_tokenizer)
-    assert sizes[0] == len("木\n".encode()) and is_ignored.numpy().all()
-    assert found.shape == (1, 1, 1)
 
 
 def test_unspellable_phrases_are_rejected_or_ignored(make_translator, translator):

@@ -70,10 +70,7 @@ def test_chunks_have_as_many_rows_as_fit(model, rows, monkeypatch, at_once):
 
 def test_one_chunk_runs_at_a_time(model):
     def graph(*rows):
-        return (
-            scores.score(model, *rows),
-            scores.attention(model, *rows),
-        )
+        return scores.score(model, *rows), scores.attention(model, *rows)
 
     inputs = [tf.TensorSpec([None, None], tf.int32)] * 3
     graph = tf.function(graph, input_signature=inputs).get_concrete_function().graph

@@ -21,7 +21,6 @@ from keras_transformer.layers import (
     WindowedSelfAttention,
     slot_bias,
 )
-from keras_transformer.layers.kv_cache import ancestor_mask, slot_ancestors
 
 B, T, S, D, H = 2, 5, 4, 8, 2
 RANDOM = np.random.default_rng(1)
@@ -109,33 +108,6 @@ def test_cached_steps_equal_the_causal_pass(name, beams, kind):
     if size is not None and not is_fixed:  # it keeps no more than a later token sees
         keys = (kv_cache[0] if isinstance(kv_cache, list) else kv_cache).keys.entries
         assert keys.shape[2] == beams * min(T, size // 2)
-
-
-def test_hypotheses_see_the_slots_of_their_ancestors():
-    # In the second step hypothesis 1 continues hypothesis 0, and then the two change places.
-    layer, x, _ = make_layer("self")
-    kv_cache = layer.empty_kv_cache(B)
-    for time, places in enumerate([[[0], [1]], [[0, 0], [0, 1]], [[0, 1, 0], [0, 0, 1]]]):
-        state = DecodingState(time=time, ancestors=np.broadcast_to(places, (B, 2, time + 1)))
-        bias = slot_bias(np.zeros((B, 2), "int32"), state, kv_cache.keys)
-        result, kv_cache = layer.step(x[:, :2, time].reshape(-1, D), kv_cache, time, bias)
-    for beam, path in enumerate(places):
-        read = np.stack([x[:, place, time] for time, place in enumerate(path)], axis=1)
-        expected = layer(read, use_causal_mask=True)[:, -1]
-        found = np.asarray(result).reshape(B, 2, D)[:, beam]
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_slots_of_a_step_come_one_hypothesis_after_the_other():
-    mask = ancestor_mask(np.array([[[0, 1], [0, -1]]]), 2)
-    np.testing.assert_array_equal(mask, [[[True, False, False, True], [True, False, False, False]]])
-
-
-def test_hypotheses_that_never_branch_are_their_own_ancestors():
-    ids, state = np.zeros((1, 2), "int32"), DecodingState(time=1)
-    growing, fixed = GrowingSlots(np.zeros((1, 1, 2, 3))), FixedSlots(np.zeros((1, 1, 6, 3)))
-    np.testing.assert_array_equal(slot_ancestors(ids, state, growing), [[[0, 0], [1, 1]]])
-    np.testing.assert_array_equal(slot_ancestors(ids, state, fixed), [[[0, 0, -1], [1, 1, -1]]])
 
 
 def test_caches_have_the_compute_dtype_and_take_an_empty_batch():

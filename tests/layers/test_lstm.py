@@ -6,7 +6,6 @@ import pytest
 from keras import ops
 
 from keras_transformer.layers import LSTM, LSTMState
-from keras_transformer.layers.recurrent import scan
 
 WAYS = ("forwards", "backwards")
 TOLERANCE = dict(rtol=0, atol=1e-6)
@@ -91,18 +90,6 @@ def test_in_half_precision_the_cell_still_adds_up_small_numbers():
     ones = ops.ones((1, 1), "float32")
     _, state = layer.read(np.ones((1, 256, 1), "float32"), state=LSTMState(ones, ones))
     np.testing.assert_allclose(state.cell, 1.25, rtol=1e-3)
-
-
-def test_a_loop_may_carry_a_nest_of_states_and_begin_at_the_end():
-    def step(x, state):
-        count, seen = state["count"] + 1, ops.concatenate([state["seen"][:, 1:], x], axis=-1)
-        return seen * count, {"count": count, "seen": seen}
-
-    first = {"count": ops.zeros((1, 1)), "seen": ops.zeros((1, 2))}
-    x = np.array([[[3.0], [4.0], [5.0]]], "float32")
-    outputs, state = scan(step, x, first, backwards=True)
-    assert outputs.numpy().tolist() == [[[12.0, 9.0], [10.0, 8.0], [0.0, 5.0]]]
-    assert state["seen"].numpy().tolist() == [[4.0, 3.0]]
 
 
 def test_no_graph_has_a_cudnn_kernel():

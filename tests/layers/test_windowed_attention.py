@@ -83,17 +83,6 @@ def test_the_band_is_that_of_table_1():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("length", [1, 4, 20, 33])
-def test_a_window_of_all_positions_is_full_attention(length, causal):
-    layer = make_layer(2 * length - 1)
-    full = make_layer(None)
-    full.set_weights(layer.get_weights())
-    x = normal(B, length, D)
-    expected = full(x, use_causal_mask=causal)
-    np.testing.assert_allclose(layer(x, use_causal_mask=causal), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("causal", [False, True])
 def test_windows_of_dynamic_length_and_under_xla(causal):
     layer = make_layer(41, "relative")
 

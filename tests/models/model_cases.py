@@ -16,7 +16,7 @@ from keras_transformer.models import build_model
 SIZES = dict(vocabulary_size=tiny_run.make_vocabulary().size, model_dim=8, dropout=0.1)
 HEADS = SIZES | dict(num_heads=2, feed_forward_dim=12)
 WIDTHS = dict(key_dim=3, value_dim=5)
-WINDOWS = dict(encoder_attention_window=3, decoder_attention_window=5, max_relative_distance=2)
+WINDOWS = dict(encoder_attention_window=5, decoder_attention_window=3, max_relative_distance=2)
 SEPARATE = dict(share_embeddings="none", target_vocabulary_size=11, output_bias=True)
 CONFIGS = {
     "transformer": TransformerConfig(**HEADS, num_layers=2),

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import recurrent_oracle
 import tensorflow as tf
-import tiny_run
 import transformer_oracle
 from keras import ops
 from model_cases import (
@@ -26,8 +25,7 @@ from model_cases import (
     steps_of,
 )
 
-from keras_transformer.config import BOS_ID, EOS_ID, SearchConfig, architectures
-from keras_transformer.inference import Translator
+from keras_transformer.config import architectures
 from keras_transformer.models import Ensemble
 from keras_transformer.search import beam_search, kv_cache_capacities
 
@@ -139,24 +137,9 @@ def test_quantized_steps_equal_the_full_pass(name, mode, tmp_path):
 
 
 @every_case
-def test_padding_and_other_sentences_change_nothing(name):
-    model = model_of(name)
-    together = logits_of(model)
-    for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
-        source, target = source[source != 0][None], target[target != 0][None]
-        alone = logits_of(model, {"source": source, "target": target})[0]
-        np.testing.assert_allclose(together[row, : target.size], alone, rtol=1e-4, atol=1e-5)
+def test_sources_of_padding_give_finite_logits(name):
     empty = INPUTS | {"source": np.zeros_like(SOURCE)}
-    assert np.isfinite(logits_of(model, empty)).all()
-
-
-@every_case
-def test_future_tokens_do_not_change_earlier_logits(name):
-    other = TARGET.copy()
-    other[:, 2:] = [[9, 9, 1, 1], [4, 0, 0, 0], [7, 5, 5, 5]]
-    before, after = (logits_of(model_of(name), INPUTS | {"target": ids}) for ids in (TARGET, other))
-    np.testing.assert_allclose(before[:, :2], after[:, :2], atol=1e-6)
-    assert np.abs(before[:, 2:] - after[:, 2:]).max() > 1e-4
+    assert np.isfinite(logits_of(model_of(name), empty)).all()
 
 
 @every_case
@@ -170,8 +153,9 @@ def test_dropout_acts_in_training_only(name):
 # Search and XLA
 
 
+@pytest.mark.parametrize("bound", [None, 3], ids=["growing", "fixed"])
 @variants
-def test_wide_beam_equals_enumeration(name):
+def test_wide_beam_equals_enumeration(name, bound):
     model = random_model(CONFIGS[name].replace(vocabulary_size=6))
     sentences = np.array([[4, 5, 3], [5, 3, 0]])
     # Up to three tokens other than padding (0) and BOS (2), then EOS (3).
@@ -180,11 +164,14 @@ def test_wide_beam_equals_enumeration(name):
     rows = np.array([[2, *each, 3, *[0] * (3 - len(each))] for each in found])  # [40, 5]
     best = tf.function(beam_search, autograph=False)(
         model.step,
-        model.encode(sentences, num_hypotheses=40),
+        model.encode(
+            sentences, num_hypotheses=40, capacity=bound and kv_cache_capacities(bound)[0]
+        ),
+        max_length_bound=bound,
         bos_ids=tf.constant([2, 2]),
         max_lengths=tf.constant([3, 3]),
         beam_size=40,
-        num_translations=5,
+        num_translations=40,
     )
     lengths = (rows[:, 1:] != 0).sum(axis=1)
     for index, sentence in enumerate(sentences):
@@ -192,9 +179,11 @@ def test_wide_beam_equals_enumeration(name):
         log_probs = np.asarray(ops.log_softmax(logits_of(model, inputs)))
         picked = np.take_along_axis(log_probs, rows[:, 1:, None], axis=2)[..., 0]
         scores = (picked * (rows[:, 1:] != 0)).sum(axis=1) / ((5 + lengths) / 6) ** 0.6
-        order = np.argsort(-scores)[:5]
-        np.testing.assert_allclose(best.scores[index], scores[order], rtol=1e-4)
-        np.testing.assert_array_equal(best.ids[index], rows[order, 1:])
+        expected = {tuple(ids): score for ids, score in zip(rows[:, 1:], scores, strict=True)}
+        places = zip(best.ids[index].numpy(), best.scores[index].numpy(), strict=True)
+        searched = {tuple(ids): score for ids, score in places}
+        assert searched.keys() == expected.keys()
+        np.testing.assert_allclose([searched[ids] for ids in expected], scores, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -300,6 +289,7 @@ def test_keras_file_round_trip(name, tmp_path):
     copy = keras.saving.load_model(tmp_path / "model.keras")
     assert (type(copy), copy.config, copy.name) == (type(model), model.config, model.name)
     assert copy.dtype_policy.name == "mixed_bfloat16"
+    assert not copy.compiled
     np.testing.assert_array_equal(logits_of(copy), logits_of(model))
     if name != "toy":  # whose `build` is the shortest
         before = list(model.weights)
@@ -313,27 +303,6 @@ def test_flops_grow_with_both_lengths(name):
     counted = [float(count(*lengths)) for lengths in [(4, 4), (8, 4), (4, 8)]]
     assert counted[1] > counted[0] > 0
     assert counted[2] > counted[0]
-
-
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-def test_translator_uses_the_quantized_weights():
-    model, vocabulary = random_model(CONFIGS["transformer"]), tiny_run.make_vocabulary()
-    search = SearchConfig(beam_size=3, max_source_length=8, max_extra_length=4)
-    full_precision = Translator(model, vocabulary, vocabulary, search)(tf.constant(["abc"]))
-    model.quantize("int8")
-    translator = Translator(model, vocabulary, vocabulary, search)
-    (source,) = vocabulary.encode(["abc"])
-    found = translator.function("tokens")(tf.constant([" ".join(map(str, source))]))
-    ids = found["ids"][:, 0, : int(found["lengths"][0, 0])].numpy()
-    inputs = {
-        "source": np.array([[*source, EOS_ID]]),
-        "target": np.pad(ids[:, :-1], [(0, 0), (1, 0)], constant_values=BOS_ID),
-    }
-    scores = tf.nn.log_softmax(logits_of(model, inputs)).numpy()
-    score = np.take_along_axis(scores, ids[..., None], axis=2).sum()
-    score /= ((5 + ids.shape[1]) / 6) ** search.length_penalty
-    np.testing.assert_allclose(found["scores"][0, 0], score, rtol=1e-4)
-    assert not np.array_equal(found["scores"], full_precision["scores"])
 
 
 # Keras's own exports

@@ -3,7 +3,6 @@
 import numpy as np
 import tensorflow as tf
 from keras import ops
-from model_cases import INPUTS, SOURCE, logits_of, model_of
 
 from keras_transformer.config import RecurrentConfig
 from keras_transformer.layers.masks import MASKED
@@ -25,36 +24,6 @@ def test_intra_temporal_attention_does_not_overflow():
         [-400 - np.log(2), 400 - np.log(2), -np.log(1 + np.e)],
     ]
     np.testing.assert_allclose(found[0], expected, rtol=1e-6, atol=1e-6)
-
-
-def test_attentions_have_one_head():
-    weights = model_of("recurrent, all").attentions(INPUTS)
-    assert {name: tuple(each.shape) for name, each in weights.items()} == {
-        "cross": (1, 3, 1, 6, 5),
-        "decoder": (1, 3, 1, 6, 6),
-    }
-    own = np.asarray(weights["decoder"])[0, 0, 0]
-    np.testing.assert_array_equal(own[np.triu_indices(6)], 0)
-    np.testing.assert_allclose(own.sum(axis=-1), [0, 1, 1, 1, 1, 1], atol=1e-6)
-
-
-def test_hypotheses_attend_to_their_own_ancestors():
-    model = model_of("recurrent, all")
-    # The second hypothesis of each sentence continues the first one after two tokens.
-    state = model.encode(SOURCE[:1], num_hypotheses=2)
-    for time, (first, second) in enumerate([(2, 2), (5, 7), (6, 8), (10, 9)]):
-        ancestors = [[0] * (time + 1), [0 if time > 1 and t < 2 else 1 for t in range(time + 1)]]
-        if time == 2:
-            state = state._replace(
-                recurrent_state=tf.nest.map_structure(
-                    lambda leaf: tf.gather(leaf, [0, 0], axis=1), state.recurrent_state
-                )
-            )
-        state = state._replace(time=np.int32(time), ancestors=np.array([ancestors], "int32"))
-        logits, state = model.step(np.array([[first, second]]), state)
-    for place, target in enumerate([[2, 5, 6, 10], [2, 5, 8, 9]]):
-        expected = logits_of(model, {"source": SOURCE[:1], "target": np.array([target])})[0, -1]
-        np.testing.assert_allclose(logits[0, place], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_flops_are_counted_by_hand():

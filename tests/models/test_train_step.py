@@ -11,9 +11,8 @@ from keras_transformer.models import Transformer, build_model, train_step
 from keras_transformer.objectives import Perplexity, SmoothedCrossEntropy, TokenAccuracy
 from keras_transformer.training.optimizer import FusedAdam
 
-CONFIG = TransformerConfig(
-    vocabulary_size=11, num_layers=1, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0
-)
+SIZES = dict(vocabulary_size=11, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0)
+CONFIG = TransformerConfig(**SIZES, num_layers=1)
 LABELS = np.array([[5, 6, 7, 8, 9, 3], [4, 3, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0]])
 INPUTS = {"source": LABELS, "target": np.pad(LABELS[:, :-1], ((0, 0), (1, 0)), constant_values=2)}
 
@@ -21,6 +20,11 @@ INPUTS = {"source": LABELS, "target": np.pad(LABELS[:, :-1], ((0, 0), (1, 0)), c
 @pytest.fixture(scope="module")
 def model() -> Transformer:
     return Transformer(CONFIG)
+
+
+def assert_weights(model, expected):
+    for found, weight in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_array_equal(found, weight)
 
 
 def test_loss_counts_real_tokens_once_for_any_batch_size(model):
@@ -66,15 +70,19 @@ def test_update_is_the_mean_gradient_of_real_tokens(model):
         np.testing.assert_allclose(new - old, (6 * a + 2 * b + c) / 9, atol=1e-5)
 
 
-def updates(model, **options):
+def updates(model, loss_scale_factor=None, **options):
     """Returns the changes that one step of SGD at rate 1 makes."""
     start = model.get_weights()
-    options = {"run_eagerly": True} | options
-    model.compile(keras.optimizers.SGD(1.0), SmoothedCrossEntropy(), **options)
+    optimizer = keras.optimizers.SGD(1.0, loss_scale_factor=loss_scale_factor)
+    model.compile(optimizer, SmoothedCrossEntropy(), run_eagerly=True, **options)
     model.train_on_batch(INPUTS, LABELS)
     changes = [new - old for new, old in zip(model.get_weights(), start, strict=True)]
     model.set_weights(start)
     return changes
+
+
+def norm_of(changes):
+    return np.sqrt(sum((change**2).sum() for change in changes))
 
 
 @pytest.mark.parametrize("parts", [2, 3, 5])
@@ -88,7 +96,7 @@ def test_accumulated_parts_equal_the_whole_batch(model, parts):
 
 def test_clipping_scales_the_gradient_to_the_norm(model):
     plain = updates(model)
-    norm = np.sqrt(sum((change**2).sum() for change in plain))
+    norm = norm_of(plain)
     for limit, factor in ((norm / 4, 1 / 4), (norm * 4, 1)):
         clipped = updates(model, clip_norm=float(limit))
         for expected, result in zip(plain, clipped, strict=True):
@@ -96,29 +104,10 @@ def test_clipping_scales_the_gradient_to_the_norm(model):
 
 
 def test_clipping_leaves_out_the_scale_of_the_loss(model):
-    start = model.get_weights()
-    for factor in (None, 1024.0):
-        model.set_weights(start)
-        optimizer = keras.optimizers.SGD(1.0, loss_scale_factor=factor)
-        model.compile(optimizer, SmoothedCrossEntropy(), clip_norm=0.1, run_eagerly=True)
-        model.train_on_batch(INPUTS, LABELS)
-        changes = [new - old for new, old in zip(model.get_weights(), start, strict=True)]
-        norm = np.sqrt(sum((change**2).sum() for change in changes))
-        assert norm == pytest.approx(0.1, rel=1e-4)
-
-
-def test_first_clipped_update_in_half_precision():
-    model = Transformer(CONFIG, dtype="mixed_float16")
-    changes = updates(model, clip_norm=0.1)
-    assert np.sqrt(sum((change**2).sum() for change in changes)) == pytest.approx(0.1, rel=0.01)
-
-
-@pytest.mark.parametrize(("labels", "name"), [(None, "none"), ({"ids": LABELS}, "a dict")])
-def test_labels_must_be_one_array(model, labels, name):
-    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
-    with pytest.raises(InputError, match=f"one array of ids .* got {name}; give `fit` the inputs"):
-        model.fit(INPUTS, labels, verbose=0)
-    model.fit(INPUTS, [LABELS], verbose=0)  # which Keras takes too
+    scaled = updates(model, loss_scale_factor=1024.0, clip_norm=0.1)
+    assert norm_of(scaled) == pytest.approx(0.1, rel=1e-4)
+    half = Transformer(CONFIG, dtype="mixed_float16")  # whose scale is dynamic
+    assert norm_of(updates(half, clip_norm=0.1)) == pytest.approx(0.1, rel=0.01)
 
 
 def test_labels_must_be_as_long_as_the_target(model):
@@ -192,9 +181,8 @@ def test_weights_without_gradient_are_reported_and_not_decayed(options):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("kind", [TransformerConfig, UniversalConfig])
 def test_pure_precisions_train_with_clipping(kind, dtype):
-    sizes = dict(vocabulary_size=11, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0)
     depth = {"num_steps": 2} if kind is UniversalConfig else {"num_layers": 1}
-    model = build_model(kind(**sizes, **depth), dtype=dtype)
+    model = build_model(kind(**SIZES, **depth), dtype=dtype)
     optimizer = FusedAdam(0.01, beta_2=0.98)
     model.compile(optimizer, SmoothedCrossEntropy(), clip_norm=1.0, run_eagerly=True)
     losses = [model.train_on_batch(INPUTS, LABELS, return_dict=True)["loss"] for _ in range(4)]
@@ -240,18 +228,35 @@ def test_compiled_updates_equal_those_of_the_graph():
         np.testing.assert_allclose(compiled, plain, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [dict(accumulation_steps=0), dict(clip_norm=0.0)], ids=str)
-def test_options_out_of_range_are_rejected(model, options):
-    with pytest.raises(InputError, match="at least 1 and clip_norm above 0, got"):
-        model.compile(loss=SmoothedCrossEntropy(), **options)
+SUMMED, APART = (
+    keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    for reduction in ("sum", "none")
+)
 
 
-@pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_cut_batches_need_a_mean_loss(model, reduction):
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
-    with pytest.raises(InputError, match=f"got the reduction {reduction}; use another one"):
-        model.compile("sgd", loss, accumulation_steps=2)
-    model.compile("sgd", loss)  # one part is the whole
+@pytest.mark.parametrize(
+    ("options", "labels", "message"),
+    [
+        (dict(accumulation_steps=0), LABELS, "at least 1 and clip_norm above 0, got"),
+        (dict(clip_norm=0.0), LABELS, "at least 1 and clip_norm above 0, got"),
+        (dict(loss=SUMMED, accumulation_steps=2), LABELS, "got the reduction sum; use another one"),
+        (dict(loss=APART, accumulation_steps=2), LABELS, "got the reduction none; use another"),
+        ({}, None, "one array of ids .* got none; give `fit` the inputs"),
+        ({}, {"ids": LABELS}, "one array of ids .* got a dict; give `fit` the inputs"),
+    ],
+)
+def test_impossible_options_losses_and_labels_are_rejected(model, options, labels, message):
+    options = dict(loss=SmoothedCrossEntropy(), run_eagerly=True) | options
+    with pytest.raises(InputError, match=message):
+        model.compile("sgd", **options)
+        model.fit(INPUTS, labels, verbose=0)
+
+
+def test_sums_of_whole_batches_and_labels_in_a_list_are_taken(model):
+    for loss in (SUMMED, APART):
+        model.compile("sgd", loss)
+    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
+    model.fit(INPUTS, [LABELS], verbose=0)  # which Keras takes too
 
 
 def test_frozen_model_fits_with_a_warning(model):
@@ -261,8 +266,7 @@ def test_frozen_model_fits_with_a_warning(model):
     with pytest.warns(UserWarning, match="no trainable weights"):
         model.train_on_batch(INPUTS, LABELS)
     model.trainable = True
-    for old, new in zip(start, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+    assert_weights(model, start)
 
 
 def test_batch_of_padding_changes_nothing(model):
@@ -270,8 +274,7 @@ def test_batch_of_padding_changes_nothing(model):
     model.compile(keras.optimizers.SGD(1.0), SmoothedCrossEntropy(), run_eagerly=True)
     nothing = np.zeros_like(LABELS)
     model.train_on_batch({"source": LABELS, "target": nothing}, nothing)
-    for old, new in zip(start, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+    assert_weights(model, start)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
@@ -304,8 +307,7 @@ def test_float16_skips_overflows_and_lowers_its_scale():
     model.optimizer.dynamic_scale.assign(2.0**40)
     start = model.get_weights()
     model.train_on_batch(INPUTS, LABELS)
-    for old, new in zip(start, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+    assert_weights(model, start)
     assert float(model.optimizer.dynamic_scale) == 2.0**39
     assert int(model.bad_steps_in_a_row) == 1
     model.optimizer.dynamic_scale.assign(2.0**10)
@@ -316,14 +318,9 @@ def test_float16_skips_overflows_and_lowers_its_scale():
 
 @pytest.mark.slow
 def test_compiled_model_from_a_file_trains_on(model, tmp_path):
-    model.compile(
-        optimizer=keras.optimizers.Adam(0.01),
-        loss=SmoothedCrossEntropy(0.1),
-        metrics=[TokenAccuracy()],
-        accumulation_steps=2,
-        clip_norm=0.5,
-        jit_compile=True,
-    )
+    options = dict(accumulation_steps=2, clip_norm=0.5, jit_compile=True)
+    loss, metrics = SmoothedCrossEntropy(0.1), [TokenAccuracy()]
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=metrics, **options)
     start = model.get_weights()
     model.train_on_batch(INPUTS, LABELS)
     model.save(tmp_path / "model.keras")
@@ -334,13 +331,6 @@ def test_compiled_model_from_a_file_trains_on(model, tmp_path):
     for old, new in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_allclose(old, new, atol=1e-6)
     model.set_weights(start)
-
-
-def test_model_from_a_file_stays_uncompiled(tmp_path):
-    model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=8, num_layers=1))
-    model(INPUTS | {"source": INPUTS["source"] % 8, "target": INPUTS["target"] % 8})
-    model.save(tmp_path / "model.keras")
-    assert not keras.models.load_model(tmp_path / "model.keras").compiled
 
 
 def test_run_eagerly_turns_xla_off(model, monkeypatch):

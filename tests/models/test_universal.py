@@ -18,21 +18,6 @@ PLAIN = UniversalConfig(**SIZES, num_steps=4)
 SIDES = {"source": SOURCE, "target": TARGET}
 
 
-# What the halting unit decides
-
-
-@pytest.mark.parametrize(("bias", "steps"), [(20.0, 1), (-20.0, 4)])
-def test_extreme_halting_bias_takes_one_step_or_all(bias, steps):
-    model = random_model(PLAIN)
-    for stack in (model.encoder, model.decoder):
-        stack.halting_unit.kernel.assign(np.zeros((8, 1)))
-        stack.halting_unit.bias.assign([bias])
-    values = model.token_values(INPUTS)
-    for side, ids in SIDES.items():
-        np.testing.assert_array_equal(values[f"{side}_steps"], steps * (ids != 0))
-        np.testing.assert_allclose(values[f"{side}_remainders"], ids != 0, atol=1e-6)
-
-
 def test_halting_gradients_are_within_a_percent_of_finite_differences():
     model, random = random_model(PLAIN), np.random.default_rng(1)
     source, target = SOURCE[:1], TARGET[:1]

@@ -21,6 +21,7 @@ from keras_transformer.search import (
     NoRepeatNgram,
     Prefix,
     RepetitionPenalty,
+    beam_search,
 )
 
 Tokens = tuple[int, ...]
@@ -93,6 +94,21 @@ def with_constraints(tensors: Mapping[str, Any], pad_id: int = PAD_ID) -> dict[s
 def arguments(requests: Sequence[Request], *, everything: bool = False) -> dict[str, Any]:
     """Returns the arguments that all searches share, for a batch."""
     return with_constraints(columns(requests, everything=everything))
+
+
+def beam_searched(
+    model: Any,
+    requests: Sequence[Request],
+    beam_size: int,
+    *,
+    rows: Sequence[int] | None = None,
+    everything: bool = False,
+    **options: Any,
+) -> Hypotheses:
+    """Returns what the package's beam search finds for sentences `rows` of a `TableModel`."""
+    rows = list(range(len(requests))) if rows is None else rows
+    options |= arguments(requests, everything=everything)
+    return beam_search(model.step, model.state(rows, beam_size), beam_size=beam_size, **options)
 
 
 def next_log_probs(model: Any, sentence: int, tokens: Tokens, request: Request) -> dict[int, float]:

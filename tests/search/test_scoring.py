@@ -41,11 +41,6 @@ def test_coverage_penalty_is_finite_without_attention(jit_compile):
     np.testing.assert_allclose(found, [[-87.34, -87.34, math.log(1e-30)]], rtol=1e-4)
 
 
-def test_coverage_penalty_takes_a_beta_per_sentence():
-    found = coverage_penalty(tf.zeros([2, 3, 4]), tf.constant([[0.0], [0.1]])).numpy()
-    assert (found[0] == 0).all() and (found[1] < 0).all()
-
-
 @pytest.mark.parametrize("width", [5, 300, 2048, 8000, 9521])
 @pytest.mark.parametrize("values", ["distinct", "many equal", "all equal", "one finite"])
 def test_top_k_equals_tensorflow_ties_included(width, values):

@@ -10,14 +10,13 @@ from plain_search import (
     arguments,
     assert_same,
     columns,
-    occurs,
     tokens_of,
     with_constraints,
 )
 from table_model import TableModel
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search import Constraint, beam_search, sample
+from keras_transformer.search import beam_search, sample
 
 SENTENCES = 60
 
@@ -33,50 +32,6 @@ every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES
 
 def width_of(search):
     return search.keywords.get("beam_size") or search.keywords["num_translations"]
-
-
-def translations(search, requests):
-    """Yields the request and the tokens without EOS of each translation."""
-    model = TableModel(sentences=len(requests), vocabulary_size=12, seed=1, end_bias=2.5)
-    width = width_of(search)
-    found = search(model.step, model.state(range(len(requests)), width), **arguments(requests))
-    for row, place in np.ndindex(*found.scores.shape):
-        tokens = tokens_of(found, row, place)
-        yield requests[row], tokens[:-1] if tokens else None
-
-
-def random_phrases(random, count, first, last):
-    """Returns up to `count` phrases of tokens from `first` to `last`."""
-    return tuple(
-        tuple(random.integers(first, last, random.integers(1, 4), endpoint=True).tolist())
-        for _ in range(random.integers(0, count, endpoint=True))
-    )
-
-
-@every_search
-def test_forbidden_content_is_in_no_translation(search):
-    random = np.random.default_rng(3)
-    requests = [
-        Request(
-            int(random.integers(0, 15)),
-            min_length=int(random.integers(0, 8)),
-            no_repeat_ngram=int(random.integers(0, 4)),
-            repetition_penalty=float(random.choice([0.5, 1.0, 2.0])),
-            banned=random_phrases(random, 4, 4, 11),
-        )
-        for _ in range(SENTENCES)
-    ]
-    num_found = 0
-    for each, tokens in translations(search, requests):
-        if tokens is None:  # constraints may contradict each other
-            continue
-        num_found += 1
-        assert min(each.min_length, each.limit) <= len(tokens) <= each.limit
-        assert not any(occurs(phrase, tokens) for phrase in each.banned)
-        size = each.no_repeat_ngram
-        ngrams = [tokens[i : i + size] for i in range(len(tokens) - size + 1)] if size else []
-        assert len(set(ngrams)) == len(ngrams)
-    assert num_found > SENTENCES // 2
 
 
 @pytest.mark.slow
@@ -137,32 +92,6 @@ def test_nan_logits_end_the_search_without_a_translation(method, max_length_boun
     found = tf.function(search, autograph=False)(tf.constant([2, 2]))
     np.testing.assert_array_equal(found.scores, np.float32(-1e9))
     np.testing.assert_array_equal(found.lengths, 0)
-
-
-@every_search
-def test_state_of_a_constraint_follows_its_hypotheses(search):
-    class Remembers(Constraint):
-        """Forbids nothing; its state counts each token, and must be that of the hypothesis."""
-
-        inputs = 0
-
-        def initial_state(self, inputs, num_hypotheses):
-            return tf.zeros([tf.size(inputs), num_hypotheses, 12], tf.int32)
-
-        def update(self, state, ids, inputs):
-            return state + tf.one_hot(ids, 12, dtype=tf.int32)
-
-        def forbid(self, logits, hypotheses):
-            tokens = hypotheses.tokens[:, :, : hypotheses.time]
-            counts = tf.reduce_sum(tf.one_hot(tokens, 12, dtype=tf.int32), axis=2)
-            tf.debugging.assert_equal(hypotheses.state, counts)
-            return logits
-
-    model = TableModel(sentences=5, vocabulary_size=12, seed=6)
-    options = arguments([Request(limit) for limit in (5, 1, 9, 0, 7)])
-    options["constraints"] = [Remembers()]
-    search(model.step, model.state(range(5), width_of(search)), **options)
-    assert len(model.calls) > 5
 
 
 # Graphs
