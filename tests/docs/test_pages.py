@@ -145,6 +145,14 @@ def test_number_names_has_the_flags_of_the_quickstart():
     assert of_script == of_page
 
 
+def test_server_command_of_the_readme_is_that_of_the_tutorial():
+    of_readme, of_tutorial = (
+        re.findall(r"^docker run .*[^\\]$", (ROOT / page).read_text("utf-8"), re.M)
+        for page in ("README.md", "docs/tutorials/serve.md")
+    )
+    assert of_readme == of_tutorial and len(of_readme) == 1
+
+
 def test_cluster_example_is_valid(monkeypatch):
     text = (ROOT / "docs/guides/gpu.md").read_text("utf-8")
     (value,) = re.findall(r"export TF_CONFIG='(.*?)'", text, re.S)

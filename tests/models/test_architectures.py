@@ -303,27 +303,3 @@ def test_flops_grow_with_both_lengths(name):
     counted = [float(count(*lengths)) for lengths in [(4, 4), (8, 4), (4, 8)]]
     assert counted[1] > counted[0] > 0
     assert counted[2] > counted[0]
-
-
-# Keras's own exports
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["transformer", "recurrent", "universal, fixed"])
-def test_keras_exports_the_model_to_onnx(name, tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    model, path = model_of(name), str(tmp_path / "model.onnx")
-    model.export(path, format="onnx", verbose=False)
-    ids = {side: each.astype("int32") for side, each in INPUTS.items()}
-    (found,) = onnxruntime.InferenceSession(path).run(None, ids)
-    np.testing.assert_allclose(found, logits_of(model), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["transformer", "universal"])
-def test_keras_exports_the_model_to_litert_without_other_operations(name, tmp_path):
-    model, path = model_of(name), str(tmp_path / "model.tflite")
-    model.export(path, format="litert", verbose=False)
-    run = tf.lite.Interpreter(model_path=path).get_signature_runner()  # needs no Flex delegate
-    (found,) = run(**{side: each.astype("int32") for side, each in INPUTS.items()}).values()
-    np.testing.assert_allclose(found, logits_of(model), rtol=1e-3, atol=1e-4)
