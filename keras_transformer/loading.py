@@ -38,7 +38,7 @@ class Translator(inference.Translator):
             zweihundert
         """
         path = local_path(name)
-        if (path / "config.json").is_file() and (path / "checkpoints").is_dir():
+        if (path / "config.json").is_file() and (path / "source.model").is_file():
             run = RunDirectory(path)
             configs = run.configs()
             model, vocabularies = run.load_model(checkpoint), run.vocabularies()

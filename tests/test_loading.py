@@ -30,6 +30,19 @@ def test_run_is_loaded_with_its_own_search(run, words):
     assert len(n_best[0]) == 2
 
 
+def test_run_without_a_checkpoint_and_unknown_options_are_reported(run, tmp_path):
+    early = tmp_path / "early"
+    early.mkdir()
+    for name in ("config.json", "source.model"):
+        (early / name).write_bytes((run.path / name).read_bytes())
+    with pytest.raises(
+        InputError, match=r"no checkpoint in .*early/checkpoints yet; train the run"
+    ):
+        Translator.load(early)
+    with pytest.raises(InputError, match="SearchConfig has no field num_beams; it has method, bea"):
+        Translator.load(run.path, num_beams=3)
+
+
 def test_export_is_loaded(exported, separate_translator):
     translator = Translator.load(exported)
     assert str(translator.translate("two cat")) == str(separate_translator.translate("two cat"))

@@ -50,9 +50,14 @@ def find_format(path: pathlib.Path) -> str:
         raise InputError(f"{path} does not exist; give the folder of a model, or its file")
     found = [name for name, each in FORMATS.items() if each.is_there(path)]
     if len(found) != 1:
-        what = f"files of several formats: {', '.join(found)}" if found else "files of none of them"
+        if found:
+            raise InputError(
+                f"{path} has files of several formats: {', '.join(found)}; remove the others', or "
+                "choose with --format of keras-transformer import_model"
+            )
         raise InputError(
-            f"known formats are {', '.join(FORMATS)}; {path} has {what}; choose one with --format"
+            f"{path} has files of none of the known formats: {', '.join(FORMATS)}; give the folder "
+            "of such a model"
         )
     return found[0]
 

@@ -72,8 +72,9 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
             if constants.HF_HUB_OFFLINE:
                 return None
             raise InputError(
-                f"cannot reach {endpoint}, and {file} of {name} is not in the cache; "
-                "check the network, or give the folder of a model"
+                f"there is no file or folder {name}; for a model of that name, {endpoint} cannot "
+                f"be reached, and {file} is not in the cache; correct the path, or check the "
+                "network"
             ) from error
         except errors.EntryNotFoundError:
             return None

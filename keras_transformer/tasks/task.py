@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -191,7 +192,7 @@ class Task(JsonConfig, abc.ABC):
 
     def search_config(self, changes: Mapping[str, Any] | None = None) -> SearchConfig:
         """Returns the task's default search with some fields changed."""
-        return SearchConfig(**{**self.default_search, **(changes or {})})
+        return SearchConfig.from_dict({**self.default_search, **(changes or {})})
 
     def constraints(
         self, source: Any, vocabularies: "tuple[Vocabulary, Vocabulary]"
@@ -286,10 +287,16 @@ class Task(JsonConfig, abc.ABC):
     def measure(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> float:
-        """Returns the metric of a model's outputs; its worst value if it is undefined."""
-        answers = self.postprocess(outputs, sources)
-        value = self.evaluate(answers, references, sources)[self.metric.name]
-        return self.metric.worst if value is None else float(value)
+        """Returns the metric of a model's outputs; warns, and returns its worst value, if it is
+        undefined.
+        """
+        values = self.evaluate(self.postprocess(outputs, sources), references, sources)
+        value = values[self.metric.name]
+        if value is None:
+            name, text = next(iter(self.report(values).items()))
+            warnings.warn(f"{name} counts as {self.metric.worst:g} here: {text}", stacklevel=2)
+            value = self.metric.worst
+        return float(value)
 
     def find_metric(self, name: str) -> Metric:
         """Returns a metric of the dev set by its name.

@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from unicodedata import normalize
 
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
@@ -119,7 +120,9 @@ def make_vocabularies(
         texts = [pair[side] for source in sources for pair in source]
         count, changes = vocabulary.normalization_changes(texts)
         if count:
-            examples = ", ".join(f"{before!r} becomes {after!r}" for before, after in changes)
+            # Composed and decomposed characters look alike.
+            show = ascii if any(normalize("NFC", old) == new for old, new in changes) else repr
+            examples = ", ".join(f"{show(old)} becomes {show(new)}" for old, new in changes)
             say(
                 f"Normalization changes {count / len(texts):.1%} of the "
                 f"{('source', 'target')[side]} lines: {examples}. The model never writes what is "

@@ -158,7 +158,11 @@ class RunDirectory:
         return self._config_path.is_file()
 
     def check_is_new(self) -> None:
-        """Raises `InputError` if a run is here, or what is left of one without its config.json."""
+        """Raises `InputError` if a run is here, or what is left of one without its config.json;
+        or if the path has a comma, which separates runs in the flags of later commands.
+        """
+        if "," in str(self.path):
+            raise InputError(f"{self.path} has a comma, which separates runs; give another path")
         if self.exists:
             raise InputError(f"{self.path} holds a run already; resume it, or give another path")
         checkpoints = self.checkpoints()

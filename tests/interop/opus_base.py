@@ -48,7 +48,7 @@ def shapes(layers, dim, inner, tokens):
 
 def write(tokenizers, folder, *, layers=LAYERS, dim=DIM, inner=INNER, tokens=TOKENS):
     """Writes the model and returns the bytes of its weights; its tokens are never too few."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for side in ("source", "target"):
         shutil.copyfile(tokenizers / f"{side}.spm", folder / f"{side}.spm")
     ids = json.loads((tokenizers / "vocab.json").read_text())

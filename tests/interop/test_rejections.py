@@ -138,8 +138,8 @@ CASES = {
         "eole", with_values("vocab.json", src=[]), "lacks <unk>, </s>, <blank>, <s>"),
     "files of two formats": (
         "hf_marian", with_text("model.bin", "1"),
-        "has files of several formats: transformers, ctranslate2; choose one with --format"),
-    "files of no format": ("eole", without("model.00.safetensors"), "has files of none of them"),
+        "has files of several formats: transformers, ctranslate2; remove the others"),
+    "files of no format": ("eole", without("model.00.safetensors"), "has files of none of the"),
 }  # fmt: skip
 
 

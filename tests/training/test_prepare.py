@@ -146,6 +146,17 @@ def test_learning_has_the_options_of_the_data(two_lines):
     assert said[0].startswith("Normalization changes 50.0% of the source lines: '½' becomes '1⁄2'.")
 
 
+def test_characters_that_look_alike_are_shown_by_their_codes(tmp_path):
+    lines = tmp_path / "lines"
+    lines.write_text("cafe\u0301 noir\n" * 50)
+    data = DataConfig(train_source=str(lines), train_target=str(lines))
+    said = []
+    make_vocabularies(data, say=said.append)
+    assert said[1].startswith(
+        "Normalization changes 100.0% of the source lines: 'cafe\\u0301' becom"
+    )
+
+
 def test_vocabulary_is_learned_from_a_sample_of_a_large_text(two_lines, monkeypatch):
     monkeypatch.setattr("keras_transformer.data.corpus._MAX_SENTENCES", 1)
     whole = learn_vocabulary(itertools.chain(*TEXT), size=50, kind="char")

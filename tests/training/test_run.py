@@ -125,6 +125,8 @@ def test_home_folder_and_addresses_in_paths_of_runs(tmp_path, monkeypatch):
 def test_unusable_path_is_rejected(tmp_path):
     with pytest.raises(InputError, match="path of the run directory is empty"):
         RunDirectory("")
+    with pytest.raises(InputError, match="one,two has a comma, which separates runs"):
+        tiny_run.create(tmp_path / "one,two")
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(InputError, match=r"^cannot write run directory .*file"):
