@@ -9,7 +9,6 @@ keras-transformer serve_client --server=dns:///mt.example.org:8500 --output=outp
 
 import os
 import re
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -89,8 +88,7 @@ def main(arguments: list[str]) -> None:
         common.load_tensorflow(with_keras=False)
     from keras_transformer.client import Client
 
-    warnings.simplefilter("always")
-    warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)  # of cut lines
+    warnings.simplefilter("always")  # of cut lines
     with Client(
         _SERVER.value,
         model=_MODEL.value,

@@ -10,11 +10,12 @@ EOS_ID, so that labels[:, t] follows target[:, t]. The rest is PAD_ID, sometimes
 Padding is wasted arithmetic, and XLA compiles a program for each shape (R, S, T). As in most
 toolkits pairs of similar length share a batch:
 
-1. Pairs are ordered by the rung of their longer side on a ladder of lengths (1, 2, ... 32, 34, ...
-   64, 68, ...), then by which side is longer. Cuts in this order make at most `max_shapes` buckets,
-   those with the least padding, found by dynamic programming. Each bucket is a shape.
+1. Pairs are ordered by cells: by the rung of their longer side on a ladder of lengths (1, 2, ...
+   32, 34, ... 64, 68, ...), then by which side is longer. Cuts in this order make at most
+   `max_shapes` buckets, those with the least padding, found by dynamic programming. Each bucket is
+   a shape.
 2. In each epoch the pairs of a bucket are shuffled and spread evenly over as few batches as hold
-   them; then the batches are shuffled.
+   them; then the batches are shuffled, but for the largest, which comes first.
 3. A corpus of more than two million pairs is planned window by window, in random order. A window
    takes every W-th of many short pieces of the corpus, so it is a sample of the whole.
 
@@ -23,7 +24,7 @@ alone: it is the same in every epoch and for any number of devices, but not with
 So a place in an epoch is found by adding up W numbers and planning one window of n pairs,
 O(W + n log n); nothing is replayed. Lengths count EOS.
 
-Shapes: P corpora in W windows, C cells of the order, K buckets.
+Shapes: P corpora (parts) in W windows, C cells of the order, K buckets.
 """
 
 import itertools
@@ -165,8 +166,8 @@ class BatchShape(NamedTuple):
     target_length: int
 
     @property
-    def cells(self) -> int:
-        """Entries of both matrices."""
+    def entries(self) -> int:
+        """Of both matrices."""
         return self.rows * (self.source_length + self.target_length)
 
     @property
@@ -202,7 +203,7 @@ class BatchPlan:
     Attributes:
         shapes: of the K buckets, ordered by length.
         batches_per_epoch: the same for every seed and epoch.
-        real_share: share of an epoch's cells that hold tokens, not padding.
+        real_share: share of an epoch's entries that hold tokens, not padding.
 
     Raises:
         InputError: `batch_tokens` has no room for the longest sentence, or the weights do not
@@ -252,8 +253,8 @@ class BatchPlan:
         shapes = np.column_stack([rows.max(0), longest])
         self.shapes = tuple(BatchShape(*shape) for shape in shapes.tolist())
         self.batches_per_epoch = int(batches.sum())
-        cells = [shape.cells for shape in self.shapes]
-        self.real_share = tokens / float(batches.sum(0) @ cells)
+        entries = [shape.entries for shape in self.shapes]
+        self.real_share = tokens / float(batches.sum(0) @ entries)
 
     def epoch(
         self, epoch: int = 0, *, seed: int = 0, first_batch: int = 0

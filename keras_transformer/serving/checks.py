@@ -258,7 +258,7 @@ def compare_answers(
     """
     with tempfile.TemporaryDirectory() as folder:
         answers = str(pathlib.Path(folder, "answers"))
-        expected = _replay(version, answers, requests, signatures, timeout)
+        expected = _answer_both_ways(version, answers, requests, signatures, timeout)
         records = [record.numpy() for record in tf.data.TFRecordDataset(answers)]
     num_ties = 0
     for request, ours, record in zip(requests, expected, records, strict=True):
@@ -276,7 +276,7 @@ def compare_answers(
         warnings.warn(f"{message}: near ties, which rounding decides", stacklevel=2)
 
 
-def _replay(
+def _answer_both_ways(
     version: pathlib.Path,
     answers: str,
     requests: Sequence[Request],

@@ -2,11 +2,12 @@
 
 From model to published version, in `export`:
 
-1. `Translator.signatures` traces the functions to serve,
-2. they are written to a temporary folder; `check_operations` verifies the graph, then warm-up
-   requests and a model card are added,
-3. `compare_answers` loads the folder in a fresh process and compares its answers; the server's
-   configuration files are written beside it,
+1. `Translator.signatures` traces the functions to serve, with the matrix of the logits stored,
+2. they are written to a temporary folder, under a module that has the variables alone;
+   `check_operations` verifies the graph, then warm-up requests and a model card are added,
+3. `compare_answers` loads the folder in a fresh process and compares its answers with Python's, on
+   the CPU: numbers to 1e-4, and translations but for a few near ties; the server's configuration
+   files are written beside it,
 4. the folder is renamed to its version, which a server loads as soon as it is there.
 
 exports/mine/1/saved_model.pb                                 the graph, vocabularies included
@@ -103,9 +104,9 @@ def export(
     try:
         with atomic_folder(published) as staging:  # renamed at the end if nothing is raised
             tf.saved_model.save(serving.module(), str(staging), signatures=signatures)
-            operations = check_operations(staging, allow_xla=serving.xla is not None)
+            text_operations = check_operations(staging, allow_xla=serving.xla is not None)
             write_requests(staging, requests, name)
-            card = make_model_card(translator, signatures, operations, training)
+            card = make_model_card(translator, signatures, text_operations, training)
             text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
             write_atomically(staging / MODEL_CARD, text)
             compare_answers(staging, requests, signatures, check_timeout)

@@ -287,16 +287,18 @@ class Task(JsonConfig, abc.ABC):
     def measure(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> float:
-        """Returns the metric of a model's outputs; warns, and returns its worst value, if it is
-        undefined.
+        """Returns the metric of a model's outputs; its worst value if it is undefined.
+
+        Warns if it is undefined even where the outputs are the references.
         """
-        values = self.evaluate(self.postprocess(outputs, sources), references, sources)
-        value = values[self.metric.name]
-        if value is None:
-            name, text = next(iter(self.report(values).items()))
-            warnings.warn(f"{name} counts as {self.metric.worst:g} here: {text}", stacklevel=2)
-            value = self.metric.worst
-        return float(value)
+        worst = self.metric.worst
+        for answers in (outputs, references):
+            values = self.evaluate(self.postprocess(answers, sources), references, sources)
+            if (value := values[self.metric.name]) is not None:
+                return float(value) if answers is outputs else worst
+        name, text = next(iter(self.report(values).items()))
+        warnings.warn(f"{name} of these references counts as {worst:g}: {text}", stacklevel=2)
+        return worst
 
     def find_metric(self, name: str) -> Metric:
         """Returns a metric of the dev set by its name.

@@ -2,15 +2,16 @@
 
 `prepare_run` creates a run from text (`create_run`) or, if there is one, takes changed settings
 (`reopen_run`), and returns its tokenized text. Neither touches weights, except that a run which
-starts from another one gets the checkpoint `step-0`. `trainer.train` then locks the run and, in
-`Trainer._resume`, sets weights, optimizer, random numbers and moving averages to those of the
-newest checkpoint (`Checkpoints.resume`), whose step is the place in the data to go on from.
+starts from another one gets the checkpoint `step-0`, and that an average goes whose recipe changes.
+`trainer.train` then locks the run and, in `Trainer._resume`, sets weights, optimizer, random
+numbers and moving averages to those of the newest whole checkpoint (`Checkpoints.resume`), whose
+step is the place in the data to go on from.
 
 config.json         the configurations and the task; fingerprints of the vocabularies
 source.model        the source's SentencePiece vocabulary; the target's too if it is shared
 target.model        the target's vocabulary, if it has its own
 checkpoints/        see `checkpoints.py`
-lock                held by the process that trains the run
+lock                held by the process that creates, changes or trains the run
 tokens/             the tokenized text, see `data/token_cache.py`
 metrics.jsonl       one JSON object every `log_steps` updates and at each checkpoint
 tensorboard/        on request
@@ -230,7 +231,8 @@ class RunDirectory:
     def continue_with(self, changed: RunConfigs) -> None:
         """Checks that configurations fit this run, and saves the settings that changed.
 
-        As long as the run has no checkpoint, everything about training may change.
+        As long as the run has no checkpoint, everything about training may change; afterwards what
+        `option(may_change="always")` says.
 
         Raises:
             InputError: the configurations differ, and the message names each difference; another

@@ -62,8 +62,8 @@ def test_shapes_worked_by_hand(lengths, batch_tokens, shapes, num_batches):
     assert list(plan.shapes) == shapes  # of 8, 16, ... rows: equal parts for 2, 4 or 8 replicas
     planned = list(plan.epoch())
     assert len(planned) == plan.batches_per_epoch == num_batches
-    cells = sum(batch.shape.cells for batch in planned)
-    assert plan.real_share == pytest.approx(sum(map(sum, lengths)) / cells)
+    entries = sum(batch.shape.entries for batch in planned)
+    assert plan.real_share == pytest.approx(sum(map(sum, lengths)) / entries)
 
 
 def test_buckets_are_cut_where_the_least_is_padded():
@@ -172,9 +172,9 @@ def test_largest_shape_comes_first_and_shapes_are_mixed(plan):
     for epoch in range(3):
         planned = list(plan.epoch(epoch, seed=2))
         assert planned[0].shape.memory == most
-        cells = np.array([batch.shape.cells / batch.shape.rows for batch in planned])
-        half = len(cells) // 2
-        assert abs(cells[:half].mean() - cells[half:].mean()) < 0.2 * cells.mean()
+        entries = np.array([batch.shape.entries / batch.shape.rows for batch in planned])
+        half = len(entries) // 2
+        assert abs(entries[:half].mean() - entries[half:].mean()) < 0.2 * entries.mean()
 
 
 @pytest.mark.parametrize("place", [0, 1, 300, -1])

@@ -170,7 +170,7 @@ def test_undefined_metric_is_never_best():
 
     for higher_is_better, worst in ((True, 0.0), (False, math.inf)):
         Undefined.metric = metric = Metric("x", higher_is_better=higher_is_better)
-        with pytest.warns(UserWarning, match=f"x counts as {worst:g} here: None"):
+        with pytest.warns(UserWarning, match=f"x of these references counts as {worst:g}: None"):
             assert Undefined().measure(["a"], ["a"], ["a"]) == worst
         assert all(metric.rank(worst) <= metric.rank(other) for other in (0.0, 0.5, 1.0))
 
