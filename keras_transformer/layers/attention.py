@@ -35,7 +35,7 @@ from keras_transformer.layers.masks import combine_masks
 
 
 def attention_weights(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns softmax(query keys^T + bias) as [..., H, T, S], computed in float32 at least.
+    """Returns softmax(query keys^T + bias) as [..., H, T, S], the softmax in float32 at least.
 
     The query [..., H, T, K] is already scaled by 1/sqrt(K) (3.2.1, eq. 1).
     """
@@ -238,10 +238,11 @@ class SelfAttention(ScaledDotProductAttention):
         """
         if score_bias is None:
             score_bias = sequence_bias(kv_cache.keys, time)
-        num_hypotheses = 1 if score_bias is None else score_bias.shape[2]
+        num_hypotheses = 1 if score_bias is None else score_bias.shape[2]  # W; several have a bias
         query, *new = self._project(x, time, num_hypotheses)
         kv_cache = append_tokens(kv_cache, new, time)
         keys, values = (slots.entries for slots in kv_cache)
+        # Slot i * W + w has token i of hypothesis w.
         distances = ops.arange(ops.shape(keys)[2]) // num_hypotheses - time
         heads, _ = self._attend(query, keys, values, score_bias, False, distances)
         return self.output_projection(merge_heads_to_rows(heads)), kv_cache
@@ -355,7 +356,7 @@ class CrossAttention(ScaledDotProductAttention):
         Returns:
             [B, T, D], or that and the weights.
         """
-        if isinstance(memory_mask, KeysValues):  # Keras gives each part of the memory its mask
+        if isinstance(memory_mask, KeysValues):  # Keras passes a mask for each of its tensors
             memory_mask = None
         bias = combine_masks(memory, memory_mask, attention_mask)
         if not isinstance(memory, KeysValues):

@@ -8,7 +8,8 @@ strategy:
     tokens    = the real target tokens of the batch, summed over the replicas
     gradients = of the summed loss / tokens, added up over the parts of a replica's rows
     gradients = summed over the replicas, and clipped by their global norm if a limit is given
-    update the weights, or skip the update where a gradient is not finite
+    update the weights, or skip the update where their norm is not finite (in float16 the
+    optimizer, which scales the loss, skips it by itself)
 
 so that, but for dropout masks and rounding, any number of devices and of parts makes the update
 that one device makes. XLA compiles all of it into one program on one device. Several replicas
@@ -115,7 +116,7 @@ class TokenWeightedModel(keras.Model):
         super().compile(*args, jit_compile=jit_compile, **kwargs)
         optimizer: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         if ON_TENSORFLOW and self.distribute_strategy.num_replicas_in_sync > 1 and optimizer:
-            # `_update` sums the gradients, once; the optimizer's sum would be another.
+            # `_sum_and_clip` sums the gradients, once; the optimizer's sum would be another.
             optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
         self.accumulation_steps = accumulation_steps
         self.clip_norm = clip_norm
@@ -129,7 +130,7 @@ class TokenWeightedModel(keras.Model):
             Returns:
                 The metrics so far; of several replicas none, see `metrics_of_all_replicas`.
             """
-            update = _program(self, _update, is_compiled=_num_replicas() == 1)
+            update = _program(self, _update, is_outermost=_num_replicas() == 1)
             return update(_checked(self, data, training=True))
 
         def rehearse(self, data: Any) -> None:
@@ -280,7 +281,7 @@ def _within_table(name: str, ids: Tensor, config: Any) -> Tensor:
         return tf.identity(ids)
 
 
-def _program(model: Any, function: Any, is_compiled: bool) -> Any:
+def _program(model: Any, function: Any, is_outermost: bool) -> Any:
     """Returns `function(model, ...)` as a function of the rest, compiled if the model uses XLA.
 
     It is traced once for all batches of a data set, and compiled once for each shape. Several
@@ -291,7 +292,7 @@ def _program(model: Any, function: Any, is_compiled: bool) -> Any:
     def call(*data: Any) -> Any:
         return function(model, *data)
 
-    if not (is_compiled and _uses_xla(model)):
+    if not (is_outermost and _uses_xla(model)):
         return call
     replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
     programs = model._programs.of_replica
@@ -333,7 +334,7 @@ def _accumulate(model: Any, data: Any, tokens: Tensor) -> list[Tensor | None]:
 
     They are None for weights that the loss does not reach.
     """
-    find_gradients = _program(model, _gradients, is_compiled=_num_replicas() > 1)
+    find_gradients = _program(model, _gradients, is_outermost=_num_replicas() > 1)
     parts = model.accumulation_steps
     if parts == 1:
         return find_gradients(data, tokens)
@@ -385,11 +386,15 @@ def _gradients(model: Any, data: Any, tokens: Tensor) -> list[Tensor | None]:
 
 
 def _loss_and_metrics(model: Any, data: Any, training: bool) -> Tensor:
-    """Returns the loss summed over the real tokens of these rows; updates the metrics."""
+    """Returns the loss summed over the real tokens of these rows; updates the metrics.
+
+    What `compute_loss` returns is a mean over them if the model's loss is one, such as
+    `SmoothedCrossEntropy`.
+    """
     x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
     logits = model(x, training=training)
     loss = model.compute_loss(x=x, y=labels, y_pred=logits, sample_weight=weight, training=training)
-    # Keras has divided by the number of replicas, for its mean of means.
+    # `compute_loss` has divided by the number of replicas, for Keras's mean of means.
     loss *= tf.cast(_num_replicas(), loss.dtype)
     own_tokens = _count_tokens(labels)
     model._loss_tracker.update_state(loss, sample_weight=own_tokens)
