@@ -1,4 +1,4 @@
-"""Search options (Vaswani et al. 2017, section 6.1)."""
+"""Search options (Vaswani et al. 2017, 6.1), of which `search_translations` makes a search."""
 
 import dataclasses
 from collections.abc import Mapping

@@ -87,7 +87,7 @@ def search_translations(
     arguments = dict(
         bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
         max_lengths=max_lengths(settings, lengths),
-        length_penalty=settings["length_penalty"],
+        length_penalty=settings["length_penalty"],  # without a neutral value: always there
         length_penalty_form=search.length_penalty_form,
         coverage_penalty=settings.get("coverage_penalty", 0.0),
         constraints=[*make_constraints(settings, search, target), *constraints],

@@ -2,7 +2,8 @@
 
 A `Translator` calls its graphs with batches of sentences, and `export` writes them, so that a model
 server gives the answers of Python. `BatchTranslator.translate` cuts a list of sentences into
-batches and calls `serving_default`, which is `Translator._translate`. The way of a batch is:
+batches and calls `serving_default` or, with options of single sentences, `translate_options`; both
+are `Translator._translate`. The way of a batch is:
 
 1. `Tokenizer.tokenize` cuts text [B] into ids [B, S] (text/tokenizer.py),
 2. `search_translations` encodes the ids and hands the model's `step` to `beam_search` or `sample`,

@@ -161,10 +161,10 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     else:
         # A log-probability, at most 0, only falls, and the coverage penalty is at most 0, so a
         # score to come is at most the log-probability divided by the largest length penalty: that
-        # of the shortest translation or of the longest, by the sign of alpha. A hypothesis that
+        # of the longest translation, or of the shortest if alpha is negative. A hypothesis that
         # stays open has time + 1 tokens now, and time + 2 with EOS at the soonest.
-        largest_penalty = tf.gather(inputs.largest_penalties, state.time + 2, axis=1)  # [B, 1]
-        is_open = log_probs[:, :1] / largest_penalty > worst
+        largest_divisor = tf.gather(inputs.largest_divisors, state.time + 2, axis=1)  # [B, 1]
+        is_open = log_probs[:, :1] / largest_divisor > worst
 
     # 5. The hypotheses that stay open become the next beam.
     return extend(spec, inputs, state, ids, parents)._replace(
@@ -207,7 +207,7 @@ def next_log_probs(
     """Returns the log-probabilities of the next tokens, float32 [B, W, V]; -inf if forbidden.
 
     They are over all tokens, as in training: the others do not get the share of what is forbidden.
-    A forced token counts at its own probability.
+    A forced token counts at its own probability, after `adjust` and whatever is forbidden.
     """
     asked = [
         (
@@ -230,7 +230,7 @@ def next_log_probs(
         if (ids := constraint.forced_ids(hypotheses)) is not None:
             forced = tf.where(forced == spec.pad_id, ids, forced)
     of_forced = tf.gather(log_probs, forced, axis=2, batch_dims=1)  # [B, W]
-    log_probs = forbid_ids(log_probs, inputs.forbidden_ids)
+    log_probs = forbid_ids(log_probs, inputs.forbidden_ids)  # PAD and BOS
     for constraint, hypotheses in asked:
         log_probs = constraint.forbid(log_probs, hypotheses)
     is_forced = (forced != spec.pad_id)[:, None, None]
@@ -262,7 +262,7 @@ def finish(
         ),
         parents,
     )
-    penalty = tf.gather(inputs.length_penalties, state.time + 1, axis=1)  # [B, 1]
+    penalty = tf.gather(inputs.length_divisors, state.time + 1, axis=1)  # [B, 1]
     new = Finished(
         scores=scoring.final_scores(log_probs, penalty, coverage, inputs.beta),
         log_probs=log_probs,

@@ -70,8 +70,8 @@ class SentenceInputs(NamedTuple):
     context: Any  # the part of the model's state that belongs to the source sentences
     forbidden_ids: Tensor  # int32 [B, 1, 2], never generated: PAD and BOS (unless BOS is EOS)
     max_lengths: Tensor  # int32 [B], tokens before EOS, 0 or more
-    length_penalties: Tensor  # float32 [B, L + 2, 1], of translations with 0, 1, 2 ... tokens
-    largest_penalties: Tensor  # the same; of the longest translation where that is larger
+    length_divisors: Tensor  # float32 [B, L + 2, 1], of translations with 0, 1, 2 ... tokens
+    largest_divisors: Tensor  # the same, or that of the longest translation if that is larger
     beta: Tensor  # float32 [B, 1], weight of the coverage penalty
     constraints: tuple[Any, ...]  # the inputs of each constraint
     options: dict[str, Tensor]  # parameters of one kind of search only, each [B]
@@ -89,7 +89,7 @@ class Finished(NamedTuple):
 class State(NamedTuple):
     """The open hypotheses and the finished ones; changes at every step.
 
-    A sentence whose hypotheses are all at -inf is done, and no longer changes.
+    A sentence whose hypotheses are all at -inf is done: its finished translations no longer change.
     """
 
     time: Tensor  # int32 [], how many tokens the open hypotheses have
@@ -144,7 +144,7 @@ def start_search(
         for each in (length_penalty, coverage_penalty)
     )
     # All that a step looks up. A power of each length in the loop would be several operations.
-    penalties, largest = (
+    divisors, largest = (
         scoring.length_penalty(lengths, alpha, length_penalty_form)[..., None]
         for lengths in (tf.range(result_length + 2), max_lengths[:, None] + 1)
     )
@@ -154,8 +154,8 @@ def start_search(
         context=state.context,
         forbidden_ids=tf.stack([tf.fill([batch_size], pad_id), forbidden_bos], axis=1)[:, None],
         max_lengths=max_lengths,
-        length_penalties=penalties,
-        largest_penalties=tf.maximum(penalties, largest),
+        length_divisors=divisors,
+        largest_divisors=tf.maximum(divisors, largest),
         beta=beta,
         constraints=repeat_for_each_sentence(
             tuple(each.inputs for each in constraints), batch_size
