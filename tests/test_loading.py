@@ -58,14 +58,15 @@ def test_model_of_another_toolkit_is_loaded(sample_model):
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("runs/none", "there is no file or folder runs/none|runs/none|huggingface_hub"),
+        ("runs/none", "there is no file or folder runs/none; for a model|huggingface_hub"),
         ("nothing", "nothing does not exist; give the folder of a model, or its file"),
         ("gs://bucket/run", "gs://bucket/run is not on this machine"),
     ],
 )
 def test_wrong_name_is_reported(name, part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between its attempts
     with pytest.raises(InputError, match=part):
         Translator.load(name)
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,11 @@ def load_tensorflow(*, one_dnn: bool = True, with_keras: bool = True) -> bool:
             os.dup2(saved, 2)
             os.close(saved)
     return keeps_memory
+
+
+def print_warnings() -> None:
+    """Has warnings printed as they are, without the place in the code that gives them."""
+    warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
 
 
 def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirectory, str]]":

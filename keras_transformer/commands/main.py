@@ -11,7 +11,6 @@ import io
 import os
 import pathlib
 import sys
-import warnings
 from collections.abc import Callable
 
 from absl import flags
@@ -166,7 +165,6 @@ def run(
     name, *arguments = [os.path.basename(sys.argv[0]), *sys.argv[1:]] if argv is None else argv
     if description is None:
         description = main.__globals__["__doc__"]
-    warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)  # not its place
     try:
         if sys.stdout is None:
             raise InputError("standard output is closed; redirect it to a file, or to /dev/null")

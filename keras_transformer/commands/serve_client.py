@@ -89,6 +89,7 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.client import Client
 
     warnings.simplefilter("always")  # of cut lines
+    common.print_warnings()
     with Client(
         _SERVER.value,
         model=_MODEL.value,

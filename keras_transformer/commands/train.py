@@ -123,6 +123,7 @@ def main(arguments: list[str]) -> None:
     if _COMPILE_CACHE.value != "":
         keep_programs(_COMPILE_CACHE.value)
     keeps_memory = common.load_tensorflow()
+    common.print_warnings()
     from keras_transformer.training import RunDirectory, distribution, trainer
     from keras_transformer.training.run import TextPreparation, prepare_run
 
