@@ -43,6 +43,7 @@ def test_run_without_a_checkpoint_and_unknown_options_are_reported(run, tmp_path
         Translator.load(run.path, num_beams=3)
 
 
+@pytest.mark.slow
 def test_export_is_loaded(exported, separate_translator):
     translator = Translator.load(exported)
     assert str(translator.translate("two cat")) == str(separate_translator.translate("two cat"))

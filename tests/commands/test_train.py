@@ -48,6 +48,7 @@ def test_process_leaves_a_complete_run_directory(run, train_flags, tmp_path):
     assert all({"val_loss", "bleu"} < row.keys() for row in rows)
 
 
+@pytest.mark.slow
 def test_early_stop_is_said_when_it_happens_and_afterwards(call, tmp_path, train_flags):
     stop = ("--stop_metric=val_loss", "--stop_patience=1", "--checkpoint_steps=1")
     steps = ("--train_steps=9", "--warmup_steps=1", "--learning_rate=9")  # diverges

@@ -44,6 +44,7 @@ def test_scores_and_n_best_lists_have_line_numbers(translate):
     assert scores[3:] == sorted(scores[3:], reverse=True)
 
 
+@pytest.mark.slow
 def test_export_answers_as_its_run(call, exported, texts, words, refused):
     export = ("translate.py", f"--saved_model={exported}")
     result = call(*export, texts / "test.en")  # whose search finds two translations
@@ -165,6 +166,7 @@ def test_missing_and_damaged_models_are_named(call, run_dir, tmp_path, refused):
     refused(call(*command), "is no run but a model of another toolkit; make a run of it with keras")
 
 
+@pytest.mark.slow
 def test_details_are_lines_of_json(translate):
     lines = "sun cat two\n\ncat 木\n".encode()
     result = translate("--details", stdin=lines)
@@ -234,6 +236,7 @@ def test_terminal_answers_each_line_at_once(start, run_dir, words):
     os.close(terminal)
 
 
+@pytest.mark.slow
 def test_output_continues_after_a_fault_in_the_input(
     call, run_dir, share_translators, refused, monkeypatch, tmp_path
 ):

@@ -139,6 +139,7 @@ def test_invalid_shapes_are_rejected(trained, shapes):
         Translator(*trained, SEARCH, xla=shapes)
 
 
+@pytest.mark.slow
 def test_long_translations_outgrow_the_first_cache(trained):
     assert kv_cache_capacities(5 + 20) == (16, 26)
     search = SEARCH.replace(max_extra_length=20, min_length=19)

@@ -41,6 +41,7 @@ def _assert_as_given(translator, sentences, results):
     assert num_same > len(found) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _SEARCHES)
 def test_details_equal_score_and_attention(make_translator, translator, name):
     judge, translator = translator, make_translator(**_SEARCHES[name])
@@ -79,6 +80,7 @@ def test_source_is_cut_beyond_its_limit(translator, length, is_cut):
     assert len(cut[0].source_tokens) == min(length, 12) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
 def test_output_is_cut_at_its_limit(translator, limit):
     ((found,),) = translator.translate(["cat two sun"], details=True, max_length=limit)

@@ -23,6 +23,7 @@ def test_blank_sentences_have_empty_translations(translator, words):
     assert [best.score for (best,) in results if not best.text] == [0.0] * 3
 
 
+@pytest.mark.slow
 def test_unknown_words_are_copied_where_they_are_attended_to(make_translator, trained, words):
     every_word = [*words.values()]
     sentences = ["sun Владимир", "sun", "Zoë cat"]
@@ -49,6 +50,7 @@ def test_blank_sentence_has_one_translation_of_an_n_best_list(make_translator, m
     assert len(other) == 3
 
 
+@pytest.mark.slow
 def test_equal_texts_of_an_n_best_list_are_one_translation(trained, monkeypatch):
     search = SearchConfig(num_translations=4, max_source_length=12, max_extra_length=5)
     every = Translator(*trained, search).translate(["two cat", "sun"], details=True)
@@ -79,6 +81,7 @@ def test_set_random_seed_keeps_the_tokenizer_alive(translator, words):
     assert _texts(translator.translate(["sun"])) == [words["sun"]]
 
 
+@pytest.mark.slow
 def test_megabytes_are_cut_at_the_default_limits(trained, words):
     translator = Translator(*trained)
     limits = translator.search
@@ -97,6 +100,7 @@ def test_megabytes_are_cut_at_the_default_limits(trained, words):
     assert np.isfinite(score.token_scores).all()
 
 
+@pytest.mark.slow
 def test_cached_projection_follows_changed_weights(trained):
     model, *vocabularies = trained
     model = Transformer.from_config(model.get_config())

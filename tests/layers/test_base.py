@@ -55,6 +55,7 @@ print(json.dumps([results, offsets]))
 """
 
 
+@pytest.mark.slow
 def test_dropout_masks_differ_between_replicas(run_python):
     results, offsets = json.loads(run_python("-c", ON_TWO_DEVICES).splitlines()[-1])
     assert offsets[0] != offsets[1]  # of positions, which replicas draw too

@@ -119,6 +119,7 @@ def test_half_precision_is_close_to_float32(name, policy, error):
         assert np.abs(attention).max() < error / 8
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
 @pytest.mark.parametrize("mode", ["int8", "int4"])
 @variants

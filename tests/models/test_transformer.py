@@ -64,6 +64,7 @@ def test_presets_have_the_parameters_of_the_paper(preset, millions):
 # Keras
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
 def test_subclass_with_own_layers_trains_and_is_saved(tmp_path):
     @keras.saving.register_keras_serializable()
@@ -197,6 +198,7 @@ def test_plain_arrays_train_a_model_whose_steps_copy():
     assert evaluated == pytest.approx(float(loss(0.0)(unseen, logits)), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_half_precision_trains_like_float32():
     inputs, labels = copy_task(64, seed=3)
     config = PAPER.replace(num_layers=1, dropout=0.0)

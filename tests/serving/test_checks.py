@@ -190,6 +190,7 @@ def test_uncompared_tensorflow_is_a_warning(tmp_path, monkeypatch, recwarn):
         check_operations(tmp_path)
 
 
+@pytest.mark.slow
 def test_unknown_operation_is_reported(tmp_path):
     function = _save(tmp_path)
     _rename_operation(tmp_path, "Mul", "Multiplication")

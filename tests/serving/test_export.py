@@ -32,6 +32,7 @@ def _model(version):
     return saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
 
 
+@pytest.mark.slow
 def test_runtime_rejects_inputs_of_wrong_rank(exported, tmp_path):
     # Python compares inputs with the shapes of placeholders, which the server's runtime does not.
     version = shutil.copytree(exported, tmp_path / "1")

@@ -90,6 +90,7 @@ def test_each_optimizer_resumes_exactly_and_skips_nan_updates(tmp_path, name):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_updates_have_no_variable_that_is_kept_on_the_host():
     """TensorFlow has int32 variables in the memory of the CPU, where XLA on a GPU cannot write."""
     training = tiny_run.training_config(precision="mixed_float16")

@@ -160,6 +160,7 @@ def test_resumed_run_is_exact_and_can_be_extended(undisturbed, tmp_path):
     assert list((run.path / "tensorboard").rglob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 def test_float16_overflows_count_as_steps_and_resume_exactly(tmp_path, monkeypatch):
     def compile_with_huge_scale(model, *options):
         compile_for_training(model, *options)
