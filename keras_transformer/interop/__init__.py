@@ -49,15 +49,15 @@ def find_format(path: pathlib.Path) -> str:
     if not path.exists():
         raise InputError(f"{path} does not exist; give the folder of a model, or its file")
     found = [name for name, each in FORMATS.items() if each.is_there(path)]
-    if len(found) != 1:
-        if found:
-            raise InputError(
-                f"{path} has files of several formats: {', '.join(found)}; remove the others', or "
-                "choose with --format of keras-transformer import_model"
-            )
+    if not found:
         raise InputError(
             f"{path} has files of none of the known formats: {', '.join(FORMATS)}; give the folder "
             "of such a model"
+        )
+    if len(found) > 1:
+        raise InputError(
+            f"{path} has files of several formats: {', '.join(found)}; remove the others', or "
+            "choose with --format of keras-transformer import_model"
         )
     return found[0]
 

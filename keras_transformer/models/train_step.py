@@ -258,15 +258,13 @@ def _checked(model: Any, data: Any, training: bool = False) -> Any:
 
 
 def _as_long_as(target: Tensor, labels: Tensor) -> Tensor:
-    """Returns labels [B, T]; raises an error, also in a graph, if targets are not [B, T]."""
+    """Returns labels [B, T]; raises an error if targets are not [B, T]."""
     lengths = [tf.shape(labels)[1], tf.shape(target)[1]]
     message = (
         "labels must be as long as the target: the labels are the translation and EOS, the target "
         "is BOS and the translation; got lengths:"
     )
-    check = tf.debugging.Assert(lengths[0] == lengths[1], [message, *lengths])
-    with tf.control_dependencies([check]):
-        return tf.identity(labels)
+    return _required(lengths[0] == lengths[1], labels, message, *lengths)
 
 
 def _within_table(name: str, ids: Tensor, config: Any) -> Tensor:
@@ -277,8 +275,13 @@ def _within_table(name: str, ids: Tensor, config: Any) -> Tensor:
         "room for; shorten the sequences (and max_position_offset), got tokens:"
     )
     length = tf.shape(ids)[1]
-    with tf.control_dependencies([tf.debugging.Assert(length <= room, [message, length])]):
-        return tf.identity(ids)
+    return _required(length <= room, ids, message, length)
+
+
+def _required(condition: Tensor, value: Tensor, *message: Any) -> Tensor:
+    """Returns a tensor; raises an error, also in a graph, where the condition is not True."""
+    with tf.control_dependencies([tf.debugging.Assert(condition, list(message))]):
+        return tf.identity(value)
 
 
 def _program(model: Any, function: Any, is_outermost: bool) -> Any:

@@ -291,14 +291,20 @@ class Task(JsonConfig, abc.ABC):
 
         Warns if it is undefined even where the outputs are the references.
         """
-        worst = self.metric.worst
-        for answers in (outputs, references):
-            values = self.evaluate(self.postprocess(answers, sources), references, sources)
-            if (value := values[self.metric.name]) is not None:
-                return float(value) if answers is outputs else worst
-        name, text = next(iter(self.report(values).items()))
-        warnings.warn(f"{name} of these references counts as {worst:g}: {text}", stacklevel=2)
-        return worst
+
+        def evaluated(answers: Sequence[str]) -> dict[str, Any]:
+            return self.evaluate(self.postprocess(answers, sources), references, sources)
+
+        metric = self.metric
+        value = evaluated(outputs)[metric.name]
+        if value is not None:
+            return float(value)
+        at_best = evaluated(references)
+        if at_best[metric.name] is None:
+            name, text = next(iter(self.report(at_best).items()))
+            message = f"{name} of these references counts as {metric.worst:g}: {text}"
+            warnings.warn(message, stacklevel=2)
+        return metric.worst
 
     def find_metric(self, name: str) -> Metric:
         """Returns a metric of the dev set by its name.

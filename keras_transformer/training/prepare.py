@@ -2,8 +2,8 @@
 
 import itertools
 import os
+import unicodedata
 from collections.abc import Callable, Sequence
-from unicodedata import normalize
 
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
@@ -121,7 +121,8 @@ def make_vocabularies(
         count, changes = vocabulary.normalization_changes(texts)
         if count:
             # Composed and decomposed characters look alike.
-            show = ascii if any(normalize("NFC", old) == new for old, new in changes) else repr
+            look_alike = any(unicodedata.normalize("NFC", old) == new for old, new in changes)
+            show = ascii if look_alike else repr
             examples = ", ".join(f"{show(old)} becomes {show(new)}" for old, new in changes)
             say(
                 f"Normalization changes {count / len(texts):.1%} of the "

@@ -62,11 +62,11 @@ def jobs(precisions: Sequence[str], job: Job) -> list[Job]:
     rivals: list[str] = []
     if config.architecture == "transformer" and importlib.util.find_spec("torch"):
         can_compile = shutil.which("g++") or shutil.which("c++")
-        useless = (
-            {"pytorch_kept"} if job["device"] == "gpu" else set()
-        )  # it keeps memory of the host
-        useless |= set() if can_compile else {"pytorch_compiled"}
-        rivals = [name for name in _PYTORCH if name not in useless]
+        can_run = {
+            "pytorch_kept": job["device"] == "cpu",  # it keeps memory of the host
+            "pytorch_compiled": can_compile,
+        }
+        rivals = [name for name in _PYTORCH if can_run.get(name, True)]
     return [
         {"engine": engine, "precision": precision, **job}
         for engine, precision in itertools.product(["ours", *rivals], precisions)

@@ -1,8 +1,11 @@
-"""scripts/reproduce.sh: the commands of its rows, and its figures over seeds."""
+"""scripts/reproduce.sh: the commands of its rows, its figures over seeds, and a row by command."""
 
 import gzip
+import itertools
 import os
 import pathlib
+import random
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,6 +16,7 @@ import pytest
 from keras_transformer.tasks import task
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SCAN = _ROOT / "tests" / "data" / "scan"
 # The files of all rows, for bash to expand.
 _FILES = (
     "tasks_{train,test}_{simple,length}.txt {kat,got,ara}{_large.train,.dev,.test} "
@@ -43,6 +47,48 @@ def commands(row: str, data: pathlib.Path, *seeds: str) -> list[list[str]]:
     done = bash("scripts/reproduce.sh", row, data, *seeds, DRY_RUN="1")
     assert done.returncode == 0, done.stderr
     return [shlex.split(line)[1:] for line in done.stdout.splitlines()]
+
+
+def reproduce(call, row: str, data: pathlib.Path, *train_flags: str) -> float:
+    """Runs the commands of a row in this process; returns the figure that the last one prints."""
+    for script, *arguments in commands(row, data):
+        name = pathlib.Path(script).name
+        result = call(name, *arguments, *(train_flags if name == "train.py" else ()))
+        assert result.code == 0, result.err
+    return float(re.search(r"^exact match +([\d.]+) %$", result.out, re.M)[1])
+
+
+def scan() -> dict[str, str]:
+    """Returns the actions of every command of SCAN (Lake and Baroni 2018, figures 6 and 7)."""
+    verbs = {verb: [f"I_{verb.upper()}"] for verb in ("walk", "look", "run", "jump")}
+    phrases = dict(verbs)
+    for verb, side in itertools.product(("turn", *verbs), ("left", "right")):
+        turn, act = [f"I_TURN_{side.upper()}"], verbs.get(verb, [])
+        phrases[f"{verb} {side}"] = turn + act
+        phrases[f"{verb} opposite {side}"] = 2 * turn + act
+        phrases[f"{verb} around {side}"] = 4 * (turn + act)
+    repeated = {
+        phrase + often: times * actions
+        for phrase, actions in phrases.items()
+        for often, times in (("", 1), (" twice", 2), (" thrice", 3))
+    }
+    found = dict(repeated)
+    for first, second in itertools.product(repeated, repeat=2):
+        found[f"{first} and {second}"] = repeated[first] + repeated[second]
+        found[f"{first} after {second}"] = repeated[second] + repeated[first]
+    return {command: " ".join(actions) for command, actions in found.items()}
+
+
+def lines(pairs) -> list[str]:
+    """Returns pairs of command and actions in the format of SCAN's files."""
+    return [f"IN: {command} OUT: {actions}\n" for command, actions in pairs]
+
+
+def test_grammar_gives_the_commands_of_scan():
+    generated = set(lines(scan().items()))
+    assert len(generated) == 20_910
+    for path in _SCAN.glob("*.txt"):
+        assert set(path.read_text().splitlines(keepends=True)) <= generated
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +166,17 @@ def test_seeds_give_mean_spread_and_an_ensemble(data, tmp_path):
     assert gzip.decompress((logs / "outputs.txt.gz").read_bytes()) == b"a b\n"
     assert gzip.decompress((logs / "metrics.jsonl.gz").read_bytes()) == b"{}\n"
     assert "4.00" in (logs / "score.json").read_text()
+
+
+@pytest.mark.slow
+def test_row_is_reproduced_on_short_commands(call, monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    monkeypatch.chdir(tmp_path)
+    pairs = [pair for pair in scan().items() if len(pair[1].split()) <= 8]
+    random.Random(1).shuffle(pairs)
+    for split, part in (("train", pairs[300:]), ("test", pairs[:300])):
+        (tmp_path / f"tasks_{split}_simple.txt").write_text("".join(lines(part)))
+    steps = ("--train_steps=300", "--warmup_steps=60", "--batch_tokens=1024")
+    assert reproduce(call, "scan-simple-lstm", tmp_path, *steps) >= 90
+    curve = tmp_path / "runs" / "scan-simple-lstm-1" / "curve.png"
+    assert curve.read_bytes().startswith(b"\x89PNG")
