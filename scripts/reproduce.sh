@@ -15,7 +15,7 @@ rows="scan-{simple,length}-{lstm,transformer,relative,rotary,universal,universal
 inflection-{kat,got,ara} inflection-short-{kat,got,ara}
 g2p-{arm_e,dut,fre,geo,hbs_latn,hun,jpn_hira,vie_hanoi}
 cogs-{relative,sinusoidal}
-multi30k-{transformer,fast,lstm,universal,fr}"
+multi30k-{transformer,fast,lstm,universal,fr,raw}"
 if [ $# -lt 2 ]; then
   printf 'usage: bash scripts/reproduce.sh ROW DATA [SEEDS]\nrows:\n%s\n' "$rows" >&2
   exit 2
@@ -114,22 +114,25 @@ case "$row" in
     esac
     evaluate=(--categories_of="$test")
     further=("$dev" "$in_distribution") ;;
-  multi30k-*)  # Wu et al. 2021: lower case, tokenized, joint BPE
-    language=de
-    [ "$row" = multi30k-fr ] && language=fr
-    train="$(file train.en)"
-    train_target="$(file "train.$language")"
-    dev="$(file valid.en)"
-    dev_target="$(file "valid.$language")"
-    test="$(file test.2016.en)"
-    test_target="$(file "test.2016.$language")"
-    task=(--train_source="$train" --train_target="$train_target" --dev_source="$dev"
-      --dev_target="$dev_target" --test_source="$test" --test_target="$test_target"
-      --vocabulary_kind=word --vocabulary_size=12000 --vocabulary_normalization=identity --remove_bpe
-      --bleu_tokenize=none --bleu_lowercase --checkpoint_steps=100 --keep_checkpoints=30
-      --average_last=10 --validation_time_share=0.03)
+  multi30k-*)  # Wu et al. 2021: lower case, tokenized, joint BPE; or the captions as they are
+    language=de dev=valid test=test.2016
+    text=(--vocabulary_kind=word --vocabulary_size=12000 --vocabulary_normalization=identity
+      --remove_bpe --bleu_tokenize=none --bleu_lowercase)
     case "${row#multi30k-}" in
-      transformer|fast|fr)
+      transformer|fast|lstm|universal) ;;
+      fr) language=fr ;;
+      raw) dev=val test=test_2016_flickr text=() ;;
+      *) no_such_row ;;
+    esac
+    for side in train:train dev:$dev test:$test; do
+      source="$(file "${side#*:}.en")"
+      target="$(file "${side#*:}.$language")"
+      task+=(--"${side%:*}"_source="$source" --"${side%:*}"_target="$target")
+    done
+    task+=(${text[@]+"${text[@]}"} --checkpoint_steps=100 --keep_checkpoints=30 --average_last=10
+      --validation_time_share=0.03)
+    case "${row#multi30k-}" in
+      transformer|fast|fr|raw)
         task+=(--dropout=0.3 --learning_rate=0.005 --warmup_steps=2000 --batch_tokens=8192
           --train_steps=8000 --precision=mixed_bfloat16)
         if [ "$row" = multi30k-fast ]; then task+=(--preset=tiny-fast); else task+=(--preset=tiny); fi ;;
@@ -137,7 +140,6 @@ case "$row" in
         --batch_tokens=4096 --clip_norm=1 --train_steps=2000) ;;
       universal) task+=(--preset=universal-tiny --dropout=0.2 --learning_rate=0.002
         --warmup_steps=600 --batch_tokens=4096 --train_steps=2000 --precision=auto) ;;
-      *) no_such_row ;;
     esac
     evaluate=(--beam_size=5)
     metric=sacreBLEU ;;

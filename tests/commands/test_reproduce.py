@@ -21,7 +21,7 @@ _SCAN = _ROOT / "tests" / "data" / "scan"
 _FILES = (
     "tasks_{train,test}_{simple,length}.txt {kat,got,ara}{_large.train,.dev,.test} "
     "{arm_e,dut,fre,geo,hbs_latn,hun,jpn_hira,vie_hanoi}_{train,dev,test}.tsv "
-    "{train,dev,test,gen}.tsv {train,valid,test.2016}.{en,de,fr}"
+    "{train,dev,test,gen}.tsv {train,valid,val,test.2016,test_2016_flickr}.{en,de,fr}"
 )
 
 
@@ -105,7 +105,7 @@ def test_settings_of_every_row_are_valid(call, data, monkeypatch, tmp_path):
     assert usage.returncode == 2
     patterns = usage.stderr.partition("rows:")[2].split()
     rows = bash("-c", f"echo {' '.join(patterns)}").stdout.split()
-    assert len(rows) == 33
+    assert len(rows) == 34
     for row in rows:
         train, plot, evaluate, *_ = commands(row, data)
         scripts = [pathlib.Path(each[0]).stem for each in (train, plot, evaluate)]
@@ -120,6 +120,7 @@ def test_settings_of_every_row_are_valid(call, data, monkeypatch, tmp_path):
 def test_unknown_rows_seeds_and_files_are_reported(data, tmp_path):
     for arguments, expected in (
         (("scan-simple-gru", data), "no row scan-simple-gru; rows:\nscan-{simple,"),
+        (("multi30k-gru", tmp_path), "no row multi30k-gru; rows:"),
         (("cogs-absolute", data), "no row cogs-absolute; rows:"),
         (("g2p-geo", data, "1 2"), "SEEDS must be numbers separated by commas"),
         (("g2p-geo", tmp_path / "none"), f"reproduce: no folder {tmp_path / 'none'}; DATA is"),
