@@ -22,7 +22,6 @@ from keras_transformer.config import (
 from keras_transformer.errors import InputError
 from keras_transformer.files import local_paths
 from keras_transformer.tasks import Task, get_task, registered_tasks
-from keras_transformer.training.settings import given_options, task_options
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
@@ -130,7 +129,7 @@ def define_checkpoint_flag() -> "flags.FlagHolder[str]":
 
 def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
     """Returns the fields of a configuration that were given as flags."""
-    return given_options(config, flags.FLAGS.flag_values_dict())
+    return config.given(flags.FLAGS.flag_values_dict())
 
 
 def flag_values(module: str, without: Collection[str]) -> dict[str, Any]:
@@ -142,11 +141,6 @@ def flag_values(module: str, without: Collection[str]) -> dict[str, Any]:
     """
     own = [each for each in flags.FLAGS.get_key_flags_for_module(module) if each.value is not None]
     return {f"--{each.name}": each.value for each in own if each.name not in without}
-
-
-def given_task_options(task: type[Task]) -> dict[str, Any]:
-    """Returns the options of a task that were given as flags; raises as `task_options` does."""
-    return task_options(task, flags.FLAGS.flag_values_dict())
 
 
 def define_standard_flags(program: str, module: str, description: str) -> None:

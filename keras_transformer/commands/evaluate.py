@@ -136,7 +136,7 @@ def _answer(run_dirs: str) -> "Evaluated":
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     configs = found[0][0].configs()
-    options = command_flags.given_task_options(type(configs.task))
+    options = command_flags.given_flags(type(configs.task))
     for name in options.keys() & set(configs.task.fields_with(is_learned=True)):
         raise InputError(
             f"--{name} is fixed at training; the run has {getattr(configs.task, name)}; remove it"
@@ -196,7 +196,7 @@ def _translate(translator: "Translator", sentences: list[str]) -> list[list[Tran
 def _read_answers(path: str) -> "Evaluated":
     """Reads the outputs in a file, and their references."""
     options = get_task(_TASK.value)
-    task = options(**command_flags.given_task_options(options))
+    task = options(**command_flags.given_flags(options))
     text = _read_pairs(task)
     if text is None:
         raise InputError("--answers needs references: give --source and --target, or --file")

@@ -114,7 +114,7 @@ command_flags.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    options = _given_options()
+    options = _given_settings()
     is_new = not (local_path(_RUN_DIR.value) / "config.json").is_file()
     if is_new and _START_FROM.value is None:
         settings.new_configs(options)  # reports wrong settings before TensorFlow is loaded
@@ -209,7 +209,7 @@ def _early_stop(run: "RunDirectory") -> str:
     )
 
 
-def _given_options() -> dict[str, Any]:
+def _given_settings() -> dict[str, Any]:
     """Returns the flags that are given and are settings of a run, by name."""
     known = settings.option_names() & set(flags.FLAGS)
     return {name: flags.FLAGS[name].value for name in sorted(known) if flags.FLAGS[name].present}
@@ -237,7 +237,7 @@ def _find_configs(run: "RunDirectory", options: dict[str, Any]) -> "RunConfigs":
     """
     path = _START_FROM.value
     if not run.exists:
-        return run.new_configs(options, path)
+        return run.make_configs(options, path)
     configs = settings.changed_configs(run.configs(), options)
     theirs = configs.origin.get("start_from")
     if path is not None and str(local_path(path).resolve()) != theirs:

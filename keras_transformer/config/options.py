@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import operator
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -94,6 +95,11 @@ class JsonConfig:
             for field in dataclasses.fields(cls)  # type: ignore[arg-type]
             if declared.items() <= field.metadata.items()
         )
+
+    @classmethod
+    def given(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the options that are fields of this configuration and not None."""
+        return {name: options[name] for name in cls.fields_with() if options.get(name) is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as the plain Python values that JSON has."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, one_line
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
 from keras_transformer.interop.reading import (
     Array,
@@ -209,8 +209,7 @@ def _read_yaml(text: str, where: str) -> dict[str, Any]:
             raise InputError(f"{where} has YAML aliases, which Marian does not write")
         values = yaml.load(text, _LOADER)
     except (yaml.YAMLError, RecursionError) as error:
-        problem = " ".join(str(error).split())
-        raise InputError(f"{where} is not YAML, or damaged ({problem})") from error
+        raise InputError(f"{where} is not YAML, or damaged ({one_line(error)})") from error
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):

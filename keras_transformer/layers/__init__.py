@@ -10,7 +10,13 @@ from keras_transformer.layers.attention import (
 )
 from keras_transformer.layers.base import Dropout
 from keras_transformer.layers.embedding import PositionalEncoding, TokenEmbedding, sinusoids
-from keras_transformer.layers.kv_cache import FixedSlots, GrowingSlots, KeysValues, slot_bias
+from keras_transformer.layers.kv_cache import (
+    FixedSlots,
+    GrowingSlots,
+    KeysValues,
+    KVCache,
+    slot_bias,
+)
 from keras_transformer.layers.recurrent import (
     LSTM,
     LSTMState,
@@ -42,6 +48,7 @@ __all__ = [
     "FeedForward",
     "FixedSlots",
     "GrowingSlots",
+    "KVCache",
     "KeysValues",
     "LSTMState",
     "LayerNormalization",

@@ -27,6 +27,7 @@ from keras_transformer.layers.base import (
 from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
 from keras_transformer.layers.kv_cache import (
     KeysValues,
+    KVCache,
     append_tokens,
     empty_kv_cache,
     sequence_bias,
@@ -198,9 +199,9 @@ class SelfAttention(ScaledDotProductAttention):
             [B, T, D], or that and the weights.
         """
         bias = combine_masks(x, mask, attention_mask, use_causal_mask)
-        positions = ops.arange(ops.shape(x)[1])
-        distances = positions[None, :] - positions[:, None]
-        query, keys, values = self._project(x, positions)
+        times = ops.arange(ops.shape(x)[1])
+        distances = times[None, :] - times[:, None]
+        query, keys, values = self._project(x, times)
         heads, weights = self._attend(query, keys, values, bias, training, distances)
         output = self.output_projection(merge_heads(heads))
         return (output, weights) if return_attention_scores else output
@@ -208,10 +209,10 @@ class SelfAttention(ScaledDotProductAttention):
     def step(
         self,
         x: Tensor,
-        kv_cache: KeysValues,
+        kv_cache: KVCache,
         time: Tensor | int,
         score_bias: Tensor | None = None,
-    ) -> tuple[Tensor, KeysValues]:
+    ) -> tuple[Tensor, KVCache]:
         """Reads one more token of each of W hypotheses of a sentence, or of each sequence (W = 1).
 
         The layer must have been built, by a call or by `build`.
@@ -247,14 +248,15 @@ class SelfAttention(ScaledDotProductAttention):
         heads, _ = self._attend(query, keys, values, score_bias, False, distances)
         return self.output_projection(merge_heads_to_rows(heads)), kv_cache
 
-    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
+    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KVCache:
         """Returns the KV cache before the first token, see `empty_kv_cache`."""
         return empty_kv_cache(self, batch, num_slots)
 
-    def _project(
-        self, x: Tensor, positions: Tensor | int, length: int | None = None
-    ) -> list[Tensor]:
-        """Returns query, keys and values [B, H, T, K or U]; rows x [B * T, D] have T = `length`."""
+    def _project(self, x: Tensor, times: Tensor | int, length: int | None = None) -> list[Tensor]:
+        """Returns query, keys and values [B, H, T, K or U] of the tokens x at these `times`.
+
+        x is [B, T, D], or rows [B * T, D] with T = `length`.
+        """
         projected = self.projection(x)
         if self.key_dim == self.value_dim:  # the heads of all three at once
             heads = split_heads(projected, 3 * self.num_heads, length)
@@ -264,7 +266,7 @@ class SelfAttention(ScaledDotProductAttention):
             parts = ops.split(projected, [keys_end // 2, keys_end], axis=-1)
             query, keys, values = (split_heads(part, self.num_heads, length) for part in parts)
         if self.positions == "rotary":
-            query, keys = rotate(query, positions), rotate(keys, positions)
+            query, keys = rotate(query, times), rotate(keys, times)
         return [query, keys, values]
 
     def _attend(
@@ -408,10 +410,10 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
     def step(
         self,
         x: Tensor,
-        kv_cache: KeysValues,
+        kv_cache: KVCache,
         time: Tensor | int,
         score_bias: Tensor | None = None,
-    ) -> tuple[Tensor, KeysValues]:
+    ) -> tuple[Tensor, KVCache]:
         """Reads one more token of each sequence or hypothesis, as `SelfAttention.step`.
 
         The result is that of `call` with x as query, value and key and a causal mask, without
@@ -437,7 +439,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         output = self.output_dense(heads)
         return ops.reshape(output, (-1, *output.shape[2:])), kv_cache
 
-    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
+    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KVCache:
         """Returns the KV cache before the first token, see `empty_kv_cache`."""
         for option in ("use_gate", "sliding_window"):
             if value := self.get_config().get(option):

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from keras_transformer.decoding import DecodingState, Tensor
-from keras_transformer.layers.masks import attention_bias
+from keras_transformer.layers.masks import mask_to_bias
 
 
 class KeysValues(NamedTuple):
-    """Projected keys and values: tensors, or the slots of a KV cache."""
+    """Projected keys and values of a memory."""
 
-    keys: Any  # [..., H, S, K]
-    values: Any  # [..., H, S, U]
+    keys: Tensor  # [..., H, S, K]
+    values: Tensor  # [..., H, S, U]
 
 
 class GrowingSlots(NamedTuple):
@@ -67,6 +67,13 @@ class FixedSlots(NamedTuple):
 Slots = GrowingSlots | FixedSlots
 
 
+class KVCache(NamedTuple):
+    """Keys and values of the tokens read so far, of one layer."""
+
+    keys: Slots
+    values: Slots
+
+
 def empty_slots(
     batch: int | Tensor, num_heads: int, num_slots: int, width: int, dtype: Any
 ) -> Slots:
@@ -83,7 +90,7 @@ def empty_slots(
     return FixedSlots(entries) if num_slots else GrowingSlots(entries)
 
 
-def empty_kv_cache(layer: Any, batch: int | Tensor, num_slots: int = 0) -> KeysValues:
+def empty_kv_cache(layer: Any, batch: int | Tensor, num_slots: int = 0) -> KVCache:
     """Returns the KV cache of an attention layer before the first token.
 
     Args:
@@ -91,7 +98,7 @@ def empty_kv_cache(layer: Any, batch: int | Tensor, num_slots: int = 0) -> KeysV
         batch: B.
         num_slots: capacity in tokens of all hypotheses together; 0 for a cache that grows.
     """
-    return KeysValues(
+    return KVCache(
         *(
             empty_slots(batch, layer.num_heads, num_slots, width, layer.compute_dtype)
             for width in (layer.key_dim, layer.value_dim)
@@ -99,11 +106,9 @@ def empty_kv_cache(layer: Any, batch: int | Tensor, num_slots: int = 0) -> KeysV
     )
 
 
-def append_tokens(kv_cache: KeysValues, new: list[Tensor], time: Tensor | int) -> KeysValues:
+def append_tokens(kv_cache: KVCache, new: list[Tensor], time: Tensor | int) -> KVCache:
     """Appends the keys [B, H, W, K] and values [B, H, W, U] of the newest tokens to a cache."""
-    return KeysValues(
-        *(slots.append(each, time) for slots, each in zip(kv_cache, new, strict=True))
-    )
+    return KVCache(*(slots.append(each, time) for slots, each in zip(kv_cache, new, strict=True)))
 
 
 def slot_ancestors(ids: Tensor, state: DecodingState, slots: Slots) -> Tensor:
@@ -138,7 +143,7 @@ def slot_bias(ids: Tensor, state: DecodingState, slots: Slots, window: int | Non
         reach = window // 2
         first = ops.maximum(state.time - reach, 0)
         ancestors = slots.newest(ancestors, first, reach + 1)
-    return attention_bias(ops.expand_dims(ancestor_mask(ancestors, ids.shape[1]), 1))
+    return mask_to_bias(ops.expand_dims(ancestor_mask(ancestors, ids.shape[1]), 1))
 
 
 def ancestor_mask(ancestors: Tensor, num_hypotheses: int) -> Tensor:

@@ -31,14 +31,14 @@ def predicting_mask(ids: Tensor) -> Tensor:
     return padding_mask(ids) & ops.not_equal(ids, EOS_ID)
 
 
-def attention_bias(mask: Tensor) -> Tensor:
+def mask_to_bias(mask: Tensor) -> Tensor:
     """Returns the bias that hides all keys where the mask is False."""
     return ops.where(mask, 0.0, MASKED)
 
 
 def padding_bias(ids: Tensor) -> Tensor:
     """Returns a bias [B, 1, 1, S] that hides the padding of ids [B, S] from every query."""
-    return attention_bias(ops.expand_dims(padding_mask(ids), (1, 2)))
+    return mask_to_bias(ops.expand_dims(padding_mask(ids), (1, 2)))
 
 
 def causal_mask(length: int | Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def combine_masks(
         masks.append(ops.expand_dims(pairs, 1) if len(pairs.shape) == 3 else pairs)
     if use_causal_mask:
         masks.append(causal_mask(ops.shape(keys)[1]))
-    return attention_bias(functools.reduce(ops.logical_and, masks)) if masks else None
+    return mask_to_bias(functools.reduce(ops.logical_and, masks)) if masks else None
 
 
 def as_bool(mask: Tensor, name: str) -> Tensor:

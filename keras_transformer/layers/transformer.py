@@ -27,7 +27,7 @@ from keras_transformer.layers.base import (
     full_precision,
     with_scores,
 )
-from keras_transformer.layers.kv_cache import KeysValues
+from keras_transformer.layers.kv_cache import KeysValues, KVCache
 from keras_transformer.layers.masks import keras_mask
 from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
@@ -320,11 +320,11 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
         self,
         x: Tensor,
         memory: KeysValues,
-        kv_cache: KeysValues,
+        kv_cache: KVCache,
         time: Tensor | int,
         score_bias: Tensor | None = None,
         memory_score_bias: Tensor | None = None,
-    ) -> tuple[Tensor, KeysValues, Tensor]:
+    ) -> tuple[Tensor, KVCache, Tensor]:
         """Reads the new tokens x [B * W, D] of W hypotheses of a sentence, or of B sequences.
 
         Args:
@@ -339,14 +339,17 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
 
         y = self.self_attention_norm(x) if self.is_pre_norm else x
         y, kv_cache = self.self_attention.step(y, kv_cache, time, score_bias)
-        x = x + y if self.is_pre_norm else self.self_attention_norm(x + y)
+        x = x + y
+        x = x if self.is_pre_norm else self.self_attention_norm(x)
 
         y = self.cross_attention_norm(x) if self.is_pre_norm else x
         y, scores = self.cross_attention.step(y, memory, memory_score_bias, num_hypotheses)
-        x = x + y if self.is_pre_norm else self.cross_attention_norm(x + y)
+        x = x + y
+        x = x if self.is_pre_norm else self.cross_attention_norm(x)
 
-        y = self.feed_forward(self.feed_forward_norm(x) if self.is_pre_norm else x)
-        x = x + y if self.is_pre_norm else self.feed_forward_norm(x + y)
+        y = self.feed_forward_norm(x) if self.is_pre_norm else x
+        x = x + self.feed_forward(y)
+        x = x if self.is_pre_norm else self.feed_forward_norm(x)
         return x, kv_cache, scores
 
     def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
@@ -523,11 +526,11 @@ class Decoder(ReadsMemory, TransformerStack):
         self,
         x: Tensor,
         memory: list[KeysValues],
-        kv_cache: list[KeysValues],
+        kv_cache: list[KVCache],
         time: Tensor | int,
         score_bias: Tensor | None = None,
         memory_score_bias: Tensor | None = None,
-    ) -> tuple[Tensor, list[KeysValues], list[Tensor]]:
+    ) -> tuple[Tensor, list[KVCache], list[Tensor]]:
         """Returns [B * W, D] for new tokens x [B * W, D], the KV caches with them added, and each
         layer's attention to the memory [B, H, W, S]; arguments as in `DecoderLayer.step`.
         """
@@ -540,6 +543,6 @@ class Decoder(ReadsMemory, TransformerStack):
             scores.append(layer_scores)
         return (x if self.final_norm is None else self.final_norm(x)), grown, scores
 
-    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
+    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KVCache]:
         """Returns each layer's KV cache before the first token, see `empty_kv_cache`."""
         return [layer.self_attention.empty_kv_cache(batch, num_slots) for layer in self.layers]

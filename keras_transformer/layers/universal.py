@@ -17,7 +17,7 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.base import Dense, Layer, ReadsMemory, full_precision
 from keras_transformer.layers.embedding import sinusoids
-from keras_transformer.layers.kv_cache import KeysValues
+from keras_transformer.layers.kv_cache import KeysValues, KVCache
 from keras_transformer.layers.masks import as_bool, keras_mask
 from keras_transformer.layers.transformer import DecoderLayer, EncoderLayer, final_norm
 
@@ -324,13 +324,13 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         self,
         x: Tensor,
         memory: KeysValues,
-        kv_cache: list[KeysValues],
+        kv_cache: list[KVCache],
         time: Tensor | int,
         score_bias: Tensor | None = None,
         memory_score_bias: Tensor | None = None,
         positions: Tensor | None = None,
         is_active: Tensor | None = None,
-    ) -> tuple[Tensor, list[KeysValues], Tensor]:
+    ) -> tuple[Tensor, list[KVCache], Tensor]:
         """Reads the new tokens x [B * W, D] of W hypotheses of a sentence, or of B sequences.
 
         A token that has halted still adds keys and values at the steps that it does not take:
@@ -365,7 +365,7 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         weights = [ops.reshape(weight, (-1, num_hypotheses)) for weight in steps.weights]
         return output, list(caches), mix_attention(list(attentions), weights)
 
-    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KeysValues]:
+    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KVCache]:
         """Returns each step's KV cache before the first token, see `empty_kv_cache`."""
         attention = self.layer.self_attention
         return [attention.empty_kv_cache(batch, num_slots) for _ in range(self.num_steps)]

@@ -18,8 +18,8 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.layers.attention import SelfAttention, merge_heads_to_rows
-from keras_transformer.layers.kv_cache import KeysValues, append_tokens, sequence_bias
-from keras_transformer.layers.masks import MASKED, attention_bias, combine_masks
+from keras_transformer.layers.kv_cache import KVCache, append_tokens, sequence_bias
+from keras_transformer.layers.masks import MASKED, combine_masks, mask_to_bias
 
 _MIN_BLOCK = 16  # positions; products of smaller blocks are slow
 _HEADS_AT_ONCE = 2  # the blocks overlap: fewer heads at once take less memory
@@ -91,10 +91,10 @@ class WindowedSelfAttention(SelfAttention):
     def step(
         self,
         x: Tensor,
-        kv_cache: KeysValues,
+        kv_cache: KVCache,
         time: Tensor | int,
         score_bias: Tensor | None = None,
-    ) -> tuple[Tensor, KeysValues]:
+    ) -> tuple[Tensor, KVCache]:
         """Reads one more token of each hypothesis, as `SelfAttention.step`.
 
         The bias is that of `slot_bias` with this window: the newest tokens' slots.
@@ -110,7 +110,7 @@ class WindowedSelfAttention(SelfAttention):
         )
         distances = first + ops.arange(ops.shape(keys)[2]) // num_hypotheses - time
         heads, _ = self._attend(query, keys, values, score_bias, False, distances)
-        rest = KeysValues(*(slots.forget(self.reach * num_hypotheses) for slots in kv_cache))
+        rest = KVCache(*(slots.forget(self.reach * num_hypotheses) for slots in kv_cache))
         return self.output_projection(merge_heads_to_rows(heads)), rest
 
 
@@ -172,7 +172,7 @@ def in_blocks(
     keys, values = (_with_edges(_cut(each, size), size, edge, causal) for each in (keys, values))
     positions = ops.arange(ops.shape(keys)[3]) - edge  # of keys: those of the block itself from 0
     distances = positions[None, :] - ops.arange(size)[:, None]
-    band = attention_bias(in_band(distances, reach, causal))
+    band = mask_to_bias(in_band(distances, reach, causal))
     bias = band + ops.swapaxes(hidden, 3, 4)
     return Blocks(_cut(query, size), keys, values, bias, distances)
 

@@ -114,6 +114,19 @@ class Task(JsonConfig, abc.ABC):
     default_training: ClassVar[Mapping[str, Any]] = {}
     built_in_data: ClassVar[Mapping[str, Any]] = {}
 
+    @classmethod
+    def given(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the given options of the task; `InputError` for an option of another task."""
+        given = super().given(options)
+        for other in map(get_task, registered_tasks()):
+            for name in other.fields_with():
+                if options.get(name) is not None and name not in given:
+                    raise InputError(
+                        f"--{name} is an option of task {other.name}, but the task is {cls.name}; "
+                        "remove it, or change --task"
+                    )
+        return given
+
     # Reading
 
     def check_data(self, data: DataConfig) -> None:

@@ -128,7 +128,7 @@ class RunDirectory:
                 options[f"{split}_source"], options[f"{split}_target"] = map(str, files)
             elif files is not None:
                 options[f"{split}_file"] = str(files)
-        create_run(run, run.new_configs(options, start_from))
+        create_run(run, run.make_configs(options, start_from))
         return run
 
     @classmethod
@@ -141,7 +141,7 @@ class RunDirectory:
         return cls(path), "auto"
 
     @classmethod
-    def new_configs(cls, options: Mapping[str, Any], start_from: Path | None = None) -> RunConfigs:
+    def make_configs(cls, options: Mapping[str, Any], start_from: Path | None = None) -> RunConfigs:
         """Returns the configurations of a new run, see `create`."""
         if start_from is None:
             return new_configs(options)

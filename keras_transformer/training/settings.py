@@ -155,7 +155,7 @@ def new_configs(options: Options) -> RunConfigs:
     """
     _check_names(options)
     task_type = get_task(options.get("task", DEFAULT_TASK))
-    task = task_type(**task_options(task_type, options))
+    task = task_type(**task_type.given(options))
     data, training = _data(task, options), _training(task, options)
     if data.vocabulary not in (None, EXTEND):
         for name in _LEARNING_FIELDS:
@@ -189,7 +189,7 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     _check_names(options)
     if not names_data(options):
         raise InputError("--start_from needs text to train on; name it, as in --train_source")
-    given_data = given_options(DataConfig, options)
+    given_data = DataConfig.given(options)
     of_vocabulary = DataConfig.fields_with(of_vocabulary=True)
     is_extended = given_data.get("vocabulary") == EXTEND
     own = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if is_extended else set())
@@ -213,7 +213,7 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
             "without --start_from"
         )
     task_type = get_task(options.get("task", origin.task.name))
-    changes = task_options(task_type, options)
+    changes = task_type.given(options)
     is_same = task_type is type(origin.task)
     task = origin.task.replace(**changes) if is_same else task_type(**changes)
     kept: dict[str, Any] = {}
@@ -255,7 +255,7 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
                 "it, or give another --run_dir"
             )
     _check_options_of(type(model), options)
-    model_values, training_values = _given_model(options), given_options(TrainingConfig, options)
+    model_values, training_values = _given_model(options), TrainingConfig.given(options)
     if training_values.get("stop_metric") is not None:
         task.find_metric(training_values["stop_metric"])
     if "start_from" not in configs.origin:
@@ -272,9 +272,9 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
     return _checked(
         configs._replace(
             model=model.replace(**model_values),
-            data=configs.corpora.replace(**given_options(DataConfig, options)),
+            data=configs.corpora.replace(**DataConfig.given(options)),
             training=training.replace(**training_values),
-            task=task.replace(**task_options(type(task), options)),
+            task=task.replace(**type(task).given(options)),
         )
     )
 
@@ -303,19 +303,19 @@ def as_flags(configs: RunConfigs) -> list[str]:
 def names_data(options: Options) -> bool:
     """Whether any option names data."""
     is_data = re.compile("dataset|.*_file|.*_source|.*_target")
-    return any(map(is_data.fullmatch, given_options(DataConfig, options)))
+    return any(map(is_data.fullmatch, DataConfig.given(options)))
 
 
 def _data(task: Task, options: Options, changes: Options | None = None) -> DataConfig:
     values = {**task.default_data, **({} if names_data(options) else task.built_in_data)}
-    data = DataConfig(**{**values, **(changes or {}), **given_options(DataConfig, options)})
+    data = DataConfig(**{**values, **(changes or {}), **DataConfig.given(options)})
     task.check_data(data)
     return data
 
 
 def _training(task: Task, options: Options, changes: Options | None = None) -> TrainingConfig:
     defaults = {} if "preset" in options else task.default_training
-    values = {**defaults, **(changes or {}), **given_options(TrainingConfig, options)}
+    values = {**defaults, **(changes or {}), **TrainingConfig.given(options)}
     training = TrainingConfig.preset(options.get("preset", DEFAULT_PRESET), **values)
     if training.stop_metric is not None:
         task.find_metric(training.stop_metric)
@@ -368,31 +368,13 @@ def _check_options_of(config: type[ModelConfig], options: Options) -> None:
             )
 
 
-def task_options(task: type[Task], options: Options) -> dict[str, Any]:
-    """Returns the options of a task; `InputError` for an option of another task."""
-    given = given_options(task, options)
-    for other in registered_tasks():
-        if foreign := sorted(given_options(get_task(other), options).keys() - given.keys()):
-            raise InputError(
-                f"--{foreign[0]} is an option of task {other}, but the task is {task.name}; remove "
-                "it, or change --task"
-            )
-    return given
-
-
 def _given_model(options: Options) -> dict[str, Any]:
     """Returns the fields of any model that are given."""
     values: dict[str, Any] = {}
     for config in architectures().values():
-        values |= given_options(config, options)
+        values |= config.given(options)
     # The option of that name is a field of the data; a vocabulary may come out smaller.
     return {name: value for name, value in values.items() if not name.endswith("vocabulary_size")}
-
-
-def given_options(config: type[JsonConfig], options: Options) -> dict[str, Any]:
-    """Returns the options that are fields of a configuration and not None."""
-    names = config.fields_with()
-    return {name: options[name] for name in names if options.get(name) is not None}
 
 
 def _checked(configs: RunConfigs) -> RunConfigs:

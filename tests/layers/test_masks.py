@@ -24,7 +24,7 @@ from keras_transformer.layers import (
     WindowedSelfAttention,
 )
 from keras_transformer.layers.masks import (
-    attention_bias,
+    mask_to_bias,
     predicting_mask,
 )
 
@@ -32,7 +32,7 @@ from keras_transformer.layers.masks import (
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("score", [-1000.0, 0.0, 1000.0])
 def test_hidden_key_has_no_weight_whatever_its_score(score, dtype):
-    bias = ops.cast(attention_bias(np.array([False, True])), dtype)
+    bias = ops.cast(mask_to_bias(np.array([False, True])), dtype)
     assert np.isfinite(ops.convert_to_numpy(ops.cast(bias, "float32"))).all()
     weights = ops.softmax(ops.cast([score, 0.0], dtype) + bias)
     np.testing.assert_array_equal(ops.cast(weights, "float32"), [0, 1])
