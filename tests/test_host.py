@@ -102,6 +102,9 @@ def test_gpu_machine_compiles_without_trials_and_with_a_heap_for_each_thread(mon
     assert os.environ["XLA_FLAGS"] == expected
     assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
     assert keras_transformer.keep_freed_memory() is False
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
+    host.set_up_gpu()
+    assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "false"
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     host.set_up_gpu()
