@@ -4,6 +4,7 @@ Over REST it needs urllib3; over gRPC tensorflow-serving-api, and with it Tensor
 """
 
 import concurrent.futures
+import json
 import os
 import random
 import re
@@ -296,7 +297,8 @@ class Client:
             ServingError: the server rejects a request, or gives no answer; none is sent after it.
         """
         rows = zip(*(column.values for column in columns.values()), strict=True)
-        sizes = [sum(len(str(value).encode()) for value in row) for row in rows]
+        # As JSON has them; protocol buffers are smaller.
+        sizes = [len(json.dumps(row, ensure_ascii=False).encode()) for row in rows]
         batches = batches_by_length(sizes, self._batch_size, _REQUEST_BYTES)
         has_ended = threading.Event()  # this call
 
@@ -395,7 +397,8 @@ class Client:
             in_time = failure.seconds + pause_s < self._timeout_s
             if not (is_transient and retries_left and in_time) or has_ended.is_set():
                 break
-            self._is_closed.wait(pause_s)
+            if self._is_closed.wait(pause_s) or has_ended.is_set():
+                break  # nobody waits any more
             longest_pause_s = min(2 * longest_pause_s, _MAX_PAUSE_S)
         raise failure
 
@@ -445,7 +448,7 @@ def _connect(
     headers: Mapping[str, str],
 ) -> Transport:
     """Returns a connection; a server that is down shows at the first request only."""
-    found = re.fullmatch(r"(dns://[^/\s]*/)?\[?([\w.:%-]+)\]?:(\d+)", address)
+    found = re.fullmatch(r"(dns://[^/\s]*/)?\[?([\w.:%-]+)\]?:([0-9]+)", address)
     if found is None or not 0 < int(found[3]) < 65536:
         raise InputError(
             f"the address of a model server must be host:port, such as localhost:8500, or over "

@@ -13,6 +13,7 @@ from typing import Any
 import urllib3
 
 from keras_transformer.client.transport import Certificates, ModelName, RequestError, VersionStatus
+from keras_transformer.errors import InputError
 from keras_transformer.results import InputValues
 
 # The server's mapping of gRPC codes to HTTP statuses, inverted.
@@ -44,18 +45,21 @@ class RestTransport:
     ) -> None:
         self._headers = {**headers, "content-type": "application/json"}
         self._pool: urllib3.HTTPConnectionPool
-        if certificates is None:
-            self._pool = urllib3.HTTPConnectionPool(host, port, maxsize=_MAX_IDLE)
-            self._pool.ConnectionCls = _HttpConnection
-        else:
-            self._pool = urllib3.HTTPSConnectionPool(
-                host,
-                port,
-                maxsize=_MAX_IDLE,
-                ssl_context=certificates.ssl_context(),
-                server_hostname=certificates.server_name,
-            )
-            self._pool.ConnectionCls = _HttpsConnection
+        try:
+            if certificates is None:
+                self._pool = urllib3.HTTPConnectionPool(host, port, maxsize=_MAX_IDLE)
+                self._pool.ConnectionCls = _HttpConnection
+            else:
+                self._pool = urllib3.HTTPSConnectionPool(
+                    host,
+                    port,
+                    maxsize=_MAX_IDLE,
+                    ssl_context=certificates.ssl_context(),
+                    server_hostname=certificates.server_name,
+                )
+                self._pool.ConnectionCls = _HttpsConnection
+        except urllib3.exceptions.LocationValueError as error:
+            raise InputError(f"{host!r} is not the name or address of a host") from error
 
     def predict(
         self, model: ModelName, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
@@ -95,7 +99,7 @@ class RestTransport:
     def _request(
         self, method: str, path: str, timeout_s: float, body: bytes | None = None
     ) -> dict[str, Any]:
-        timeout = urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, total=max(timeout_s, 1e-3))
+        timeout = urllib3.Timeout(total=max(timeout_s, 1e-3))
         end = time.monotonic() + timeout_s
         try:
             response = self._pool.urlopen(
@@ -115,11 +119,23 @@ class RestTransport:
 
 
 class _WithDeadline:
-    """A connection that ends where a whole answer takes longer than its timeout.
+    """A connection that opens soon, and ends where a whole answer takes longer than its timeout.
 
-    urllib3's timeout is that of each read: a server that sends a byte from time to time never
-    exceeds it.
+    urllib3 would send a request within the timeout of connecting, which a large one over a slow
+    line exceeds. Its timeout of reading is that of each read: a server that sends a byte from time
+    to time never exceeds it.
     """
+
+    def _new_conn(self) -> socket.socket:
+        connection: Any = self
+        timeout_s = connection.timeout
+        connection.timeout = min(timeout_s, _CONNECT_TIMEOUT_S)
+        try:
+            opened: socket.socket = super()._new_conn()  # type: ignore[misc]
+        finally:
+            connection.timeout = timeout_s
+        opened.settimeout(timeout_s)
+        return opened
 
     def getresponse(self) -> Any:
         connection: Any = self

@@ -8,14 +8,17 @@ import socket
 import sys
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 from fake_server import SERVE, FaultError
 
 from keras_transformer import InputError
-from keras_transformer.client import Client, ServingError, Translation
+from keras_transformer.client import Client, ServingError, Translation, rest
 from keras_transformer.client import client as client_module
+from keras_transformer.client.transport import ModelName, RequestError
+from keras_transformer.results import InputValues
 
 
 @pytest.fixture(params=list(SERVE))
@@ -137,6 +140,7 @@ def test_options_reach_their_sentences(serve, model):
         (dict(prefix=["a", "\ud800"]), "prefix must be Unicode, got a lone surrogate"),
         (dict(max_length=[None, -2]), "max_length must be at least 0, got -2"),
         (dict(banned_phrases="a\n" * 257), "banned_phrases must be at most 256, got 257"),
+        (dict(banned_phrases=["a\nb"]), "banned_phrases must be phrases of one line each"),
     ],
 )
 def test_invalid_options_and_sentences_send_nothing(serve, model, options, message):
@@ -254,6 +258,28 @@ def test_call_ends_with_its_first_failure(serve, model):
     assert len(model.requests) == 2
 
 
+def test_ended_call_retries_no_request(monkeypatch):
+    """One request waits to be sent again when the other one ends the call."""
+    sent, has_failed = [], threading.Event()
+
+    def predict(model, signature, inputs, timeout_s):
+        sent.extend(inputs["text"].values)
+        if "bad" in inputs["text"].values:
+            has_failed.wait(20)
+            raise RequestError("INVALID_ARGUMENT", "it is bad")
+        has_failed.set()
+        raise RequestError("UNAVAILABLE", "busy")
+
+    monkeypatch.setattr(client_module, "_FIRST_PAUSE_S", 0.4)
+    with Client("localhost:9", protocol="rest", batch_size=1, requests_in_flight=2) as client:
+        client._transport = transport = mock.Mock(predict=predict)
+        transport.signatures.return_value = {"serving_default": {"text": "DT_STRING"}}
+        transport.versions.side_effect = RequestError("UNAVAILABLE", "busy")
+        refusal(client.translate, ["good", "bad"])
+        time.sleep(0.5)
+        assert sorted(sent) == ["bad", "good"]
+
+
 def test_pauses_double_within_the_timeout(serve, model):
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
     start = time.monotonic()
@@ -307,6 +333,25 @@ def test_deadline_holds_for_answers_byte_by_byte(start):
         error = refusal(client.translate, list("abcdefgh"))
         assert time.monotonic() - begun < 2
     assert (error.code, len(error.rows)) == ("DEADLINE_EXCEEDED", 8)
+
+
+def test_connecting_has_a_shorter_timeout_than_sending(monkeypatch):
+    """The server reads a request that no buffer holds only after the timeout of connecting."""
+    monkeypatch.setattr(rest, "_CONNECT_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer():
+            connection, _ = listening.accept()
+            time.sleep(0.5)
+            with connection, connection.makefile("rb") as request:
+                headers = b"".join(iter(request.readline, b"\r\n"))
+                request.read(int(re.findall(rb"(?i)content-length: (\d+)", headers)[0]))
+                connection.sendall(b'HTTP/1.1 200 OK\r\n\r\n{"outputs": [1]}')
+
+        in_thread(answer)
+        transport = rest.RestTransport("127.0.0.1", listening.getsockname()[1], None, {})
+        inputs = {"text": InputValues(["a" * 2**25])}
+        assert transport.predict(ModelName("m"), "s", inputs, 60.0) == {"outputs": [1]}
 
 
 def test_broken_connections_and_bad_gateways_are_retried(no_pause):
@@ -442,6 +487,8 @@ def test_rest_connections_are_reused(model):
         (dict(address="http://localhost:8501"), "must be host:port"),
         (dict(address="localhost:99999"), "must be host:port"),
         (dict(address=":8500"), "must be host:port"),
+        (dict(address="localhost:٨٥٠٠"), "must be host:port"),
+        (dict(address="host_%:8501", protocol="rest"), "'host_%' is not the name or address of"),
         (dict(address="dns:///localhost:8501", protocol="rest"), "dns:///localhost:8501 is for gR"),
         (dict(tls_server_name="a"), "certificates and tls_server_name need TLS; turn on"),
         (dict(protocol="http"), "protocol must be grpc or rest, got 'http'"),
