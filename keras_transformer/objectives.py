@@ -53,12 +53,22 @@ def fused(is_fused: bool = True) -> Iterator[None]:
         _IS_FUSED.reset(token)
 
 
+def check_padded(name: str, ids: Any) -> None:
+    """Raises `InputError` for ragged ids."""
+    if hasattr(ids, "to_tensor"):
+        raise InputError(
+            f"{name} must be ids padded with 0, got {type(ids).__name__}; pad them with "
+            ".to_tensor()"
+        )
+
+
 def check_ids(name: str, ids: Tensor, size: int | None) -> Tensor:
     """Returns the ids; under TensorFlow raises an error for ids outside a vocabulary of this size.
 
     It is an `InputError` where the ids are known, `tf.errors.InvalidArgumentError` when a graph
     runs; a program that XLA compiles has no such check.
     """
+    check_padded(name, ids)
     if keras.backend.backend() != "tensorflow" or size is None:
         return ids
     import tensorflow as tf

@@ -43,7 +43,7 @@ def attention_weights(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tenso
     scores = ops.matmul(query, ops.swapaxes(keys, -1, -2))  # [..., H, T, S]
     scores = ops.cast(scores, full_precision(query.dtype))
     if scores.shape[-1] == 1:  # a single key has all the weight; ops.softmax would warn
-        return ops.ones_like(scores, dtype=query.dtype)
+        return ops.cast(0.0 * scores + 1.0, query.dtype)  # with a gradient: 0, and not none
     if bias is not None:
         scores = scores + ops.cast(bias, scores.dtype)
     return ops.cast(ops.softmax(scores, axis=-1), query.dtype)
@@ -89,7 +89,7 @@ class ScaledDotProductAttention(ReturnsScores, Layer):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.input_spec = keras.layers.InputSpec(min_ndim=3)  # vectors, not ids [B, T]
+        self.input_spec = keras.layers.InputSpec(ndim=3)  # vectors, not ids [B, T]
         self.num_heads = num_heads
         self.key_dim = key_dim
         self.value_dim = value_dim

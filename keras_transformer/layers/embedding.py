@@ -166,13 +166,14 @@ class PositionalEncoding(Layer):
                 f"positions are added to embeddings [B, T, {self.model_dim}], got {x.shape}; give "
                 "a model batches of ids [B, T], and use `encode` for the encodings of positions"
             )
-        positions = ops.arange(ops.shape(x)[1]) + ops.convert_to_tensor(offset, "int32")
-        if self.kind == "learned":
-            positions = self._checked(positions, x.shape[1], training)
-        return x + self.encode(positions)
+        return x + self.encode(self.positions_of(x, offset, training))
 
-    def _checked(self, positions: Tensor, length: int | None, training: bool | None) -> Tensor:
-        """Returns positions that lie in the table."""
+    def positions_of(self, x: Tensor, offset: Tensor | int, training: bool | None) -> Tensor:
+        """Returns the positions [T], or [B, T], of tokens x [B, T, ...]; see `call`."""
+        length = x.shape[1]
+        positions = ops.arange(ops.shape(x)[1]) + ops.convert_to_tensor(offset, "int32")
+        if self.kind != "learned":
+            return positions
         room = self.max_positions - self.first_position
         message = (
             f"the table of max_positions={self.max_positions} has room for {room} tokens; shorten "

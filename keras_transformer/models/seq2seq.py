@@ -35,6 +35,7 @@ from keras_transformer.layers.base import (
 )
 from keras_transformer.layers.masks import padding_mask, predicting_mask
 from keras_transformer.models.train_step import TokenWeightedModel
+from keras_transformer.objectives import check_padded
 
 
 class Seq2SeqModel(TokenWeightedModel, abc.ABC):
@@ -165,7 +166,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         """Adds matrices to layers, given by path, and freezes all other weights."""
         known = sublayers(self)
         chosen = {known[path]: options for path, options in layers.items()}
-        self.trainable = True
+        for layer in self._flatten_layers():  # setting the model's own flag may leave theirs
+            layer.trainable = True
         for weight in self.weights:
             weight.trainable = False
         for layer, options in chosen.items():
@@ -219,11 +221,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
                 f"{got}; name the two inputs in a dict"
             )
         for name, ids in inputs.items():
-            if hasattr(ids, "to_tensor"):
-                raise InputError(
-                    f"{name} must be ids padded with 0, got {type(ids).__name__}; pad them with "
-                    ".to_tensor()"
-                )
+            check_padded(name, ids)
         return super().__call__(inputs, *args, **kwargs)
 
     @abc.abstractmethod

@@ -130,15 +130,15 @@ class TokenWeightedModel(keras.Model):
             Returns:
                 The metrics so far; of several replicas none, see `metrics_of_all_replicas`.
             """
-            update = _program(self, _update, is_outermost=_num_replicas() == 1)
+            update = _program(self, _update, is_outermost=not tf.distribute.has_strategy())
             return update(_checked(self, data, training=True))
 
         def rehearse(self, data: Any) -> None:
             """Runs all that XLA compiles for rows of this shape; what it leaves is of no use."""
-            if _num_replicas() == 1:
-                self.update(data)
-            else:
+            if tf.distribute.has_strategy():
                 _accumulate(self, data, tf.constant(1.0))
+            else:
+                self.update(data)
 
         def metrics_of_all_replicas(self) -> dict[str, Tensor]:
             """Returns the metrics so far; Keras would average those of the replicas."""
@@ -287,9 +287,9 @@ def _required(condition: Tensor, value: Tensor, *message: Any) -> Tensor:
 def _program(model: Any, function: Any, is_outermost: bool) -> Any:
     """Returns `function(model, ...)` as a function of the rest, compiled if the model uses XLA.
 
-    It is traced once for all batches of a data set, and compiled once for each shape. Several
-    replicas synchronize outside of their programs. A replica has one program: of `_update` where it
-    is alone, else of `_gradients`.
+    It is traced once for all batches of a data set, and compiled once for each shape. Replicas of
+    a strategy, be it one, synchronize outside of their programs: a replica has one program, of
+    `_gradients`; without a strategy it is of `_update`.
     """
 
     def call(*data: Any) -> Any:
@@ -337,7 +337,7 @@ def _accumulate(model: Any, data: Any, tokens: Tensor) -> list[Tensor | None]:
 
     They are None for weights that the loss does not reach.
     """
-    find_gradients = _program(model, _gradients, is_outermost=_num_replicas() > 1)
+    find_gradients = _program(model, _gradients, is_outermost=tf.distribute.has_strategy())
     parts = model.accumulation_steps
     if parts == 1:
         return find_gradients(data, tokens)

@@ -119,10 +119,16 @@ class UniversalTransformer(TransformerModel):
         layers = config.num_steps * (encoder + decoder + halting) + memory
         return layers + super().count_flops(source_length, target_length)
 
-    def _position_signals(self, positions: Tensor) -> Tensor:
-        """Returns [..., D] for positions [...]; zeros [1] if self-attention has positions."""
-        none = ops.zeros((1,), self.compute_dtype)
-        return none if self.positions is None else self.positions.encode(positions)
+    def _position_signals(
+        self, ids: Tensor, offset: Tensor | int, training: bool | None = None
+    ) -> Tensor:
+        """Returns [..., D] for ids [B, T], or rows [R] of one position; zeros [1] if self-attention
+        has positions."""
+        if self.positions is None:
+            return ops.zeros((1,), self.compute_dtype)
+        is_row = len(ids.shape) == 1
+        positions = offset if is_row else self.positions.positions_of(ids, offset, training)
+        return self.positions.encode(positions)
 
     def _encode(
         self, source: Tensor, source_mask: Tensor, offset: Tensor | int, training: bool | None
@@ -131,7 +137,7 @@ class UniversalTransformer(TransformerModel):
         return self.encoder(
             self.source_dropout(self.source_embedding(source), training=training),
             mask=source_mask,
-            positions=self._position_signals(ops.arange(ops.shape(source)[1]) + offset),
+            positions=self._position_signals(source, offset, training),
             training=training,
             return_steps=True,
         )
@@ -140,7 +146,7 @@ class UniversalTransformer(TransformerModel):
         return self.decoder.step(
             self.target_embedding(ids),
             time=time,
-            positions=self._position_signals(time),
+            positions=self._position_signals(ids, time),
             is_active=predicting_mask(ids),
             **options,
         )
@@ -156,7 +162,7 @@ class UniversalTransformer(TransformerModel):
             self.target_dropout(self.target_embedding(target), training=training),
             memory,
             memory_mask=source_mask,
-            positions=self._position_signals(ops.arange(ops.shape(target)[1]) + offset),
+            positions=self._position_signals(target, offset, training),
             is_active=_real_tokens(inputs)["target"],
             training=training,
             return_steps=True,

@@ -116,8 +116,13 @@ def _optimizer(training: TrainingConfig, schedule: Any) -> keras.optimizers.Opti
     if training.optimizer == "lion":
         return keras.optimizers.Lion(schedule, weight_decay=decay)
     if training.optimizer == "muon":
-        # Vectors and embeddings are updated by its Adam.
-        return keras.optimizers.Muon(schedule, weight_decay=decay, adam_weight_decay=decay)
+        # Its Adam updates vectors, embeddings and learned positions, and the output projection.
+        return keras.optimizers.Muon(
+            schedule,
+            exclude_layers=["/table$", "^[^/]+/projection/"],
+            weight_decay=decay,
+            adam_weight_decay=decay,
+        )
     return FusedAdam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, weight_decay=decay)
 
 

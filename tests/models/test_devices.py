@@ -19,7 +19,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(__file__).with_name("train_on_devices.py")
 PROCESSES = [
     ["1-1-plain-ours", "1-1-plain-keras", "1-2-plain-ours", "1-1-plain-ponder",
-     "1-1-plain-recurrent", "2-1-plain-spoiled"],
+     "1-1-plain-recurrent", "alone-2-xla-ours", "2-1-plain-spoiled"],
     ["2-1-plain-ours", "2-2-plain-ours", "2-1-xla-ours", "2-2-plain-keras"],
     ["2-2-plain-ponder"],
     ["2-2-plain-recurrent"],

@@ -156,6 +156,14 @@ def test_sequences_beyond_the_learned_positions_are_rejected_with_xla(rows, offs
                 update(batch)
 
 
+@pytest.mark.parametrize("config", [TransformerConfig, UniversalConfig])
+def test_sequences_beyond_the_learned_positions_are_rejected_without_xla(config):
+    model = build_model(config(**SIZES, positions="learned", max_positions=5))
+    model.compile("sgd", SmoothedCrossEntropy(), jit_compile=False)
+    with pytest.raises(InputError, match="max_positions=5 has room for 5 tokens"):
+        model.fit(INPUTS, LABELS, verbose=0)
+
+
 class WithUnusedLayer(Transformer):
     """Has a layer that the loss does not reach."""
 

@@ -140,6 +140,9 @@ def test_inputs_without_their_names_are_rejected(name_inputs, got):
     ragged = tf.ragged.constant([[5, 6, 3], [7, 3]])
     with pytest.raises(InputError, match=r"target must be ids padded .* with \.to_tensor\(\)"):
         model({"source": ids, "target": ragged})
+    rows = tf.data.Dataset.from_tensors(({"source": ids, "target": ids}, ragged))
+    with pytest.raises(InputError, match=r"labels must be ids padded .* with \.to_tensor\(\)"):
+        model.fit(rows, verbose=0)
 
 
 def test_model_is_called_symbolically():

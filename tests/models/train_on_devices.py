@@ -2,10 +2,11 @@
 
     python train_on_devices.py FOLDER WAY [WAY ...]
 
-A way is DEVICES-PARTS-COMPILER-LOSS, such as 2-1-plain-ours: mirrored replicas ("workers" for those
-of TF_CONFIG), accumulated parts of a batch, plain or xla, ours, keras, ponder: ours and the cost of
-a Universal Transformer, recurrent: ours of a recurrent
-model, by gradient descent, or spoiled: ours in float16, with one sentence whose loss is infinite.
+A way is DEVICES-PARTS-COMPILER-LOSS, such as 2-1-plain-ours: mirrored replicas ("alone" for a
+strategy with one of them, 1 for no strategy, "workers" for those of TF_CONFIG); accumulated parts
+of a batch; plain or xla; ours, keras, ponder: ours and the cost of a Universal Transformer,
+recurrent: ours of a recurrent model, by gradient descent, or spoiled: ours in float16, with one
+sentence whose loss is infinite.
 Each leaves its weights and its metrics in FOLDER/WAY.npz. Devices can be split only before
 TensorFlow starts, and a process remembers the collective operations of one number of replicas and
 one kind of update: hence a program, which is started for each.
@@ -83,6 +84,7 @@ def dataset(strategy: tf.distribute.Strategy) -> Any:
 def make_strategy(devices: str) -> tf.distribute.Strategy:
     if devices == "1":
         return tf.distribute.get_strategy()
+    devices = {"alone": "1"}.get(devices, devices)
     return tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(int(devices))])
 
 
