@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from typing_extensions import Self
+
 from keras_transformer.config import WORD_START, SearchConfig, check_options
 from keras_transformer.decoding import NO_SCORE
 from keras_transformer.errors import InputError, as_text, check_unicode
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 # What an exported model takes for the option's value at export.
 AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
+
+# How a vocabulary of words shows what it does not know: one word, or several in a row.
+_UNKNOWN_WORD = f"{WORD_START}<unk>"
 
 Result = TypeVar("Result")
 
@@ -128,6 +133,8 @@ def _as_sent(name: str, dtype: str, value: Any) -> Any:
         return AS_EXPORTED[dtype]
     if dtype == "DT_STRING":
         if isinstance(value, list | tuple):
+            if any("\n" in str(phrase) for phrase in value):
+                raise InputError(f"{name} must be phrases of one line each, got {value!r}")
             value = "\n".join(map(str, value))
         if isinstance(value, str):
             check_unicode(name, value)
@@ -324,9 +331,7 @@ def with_alignments(
     """Returns translations of sentences with their alignments."""
 
     def aligned(each: DetailedTranslation, sentence: str) -> DetailedTranslation:
-        ends = (each.source_tokens, each.tokens)
-        counts = [len(_words(pieces)) for pieces in ends]
-        found = Alignment(align_by_attention(each.attention, *ends), *counts)
+        found = Alignment.of(each.attention, each.source_tokens, each.tokens)
         (pairs,) = in_words_of_texts([found], [sentence], [each.text])
         return each._replace(alignment=pairs)
 
@@ -388,21 +393,26 @@ class Alignment(NamedTuple):
 
     Attributes:
         pairs: indices of a source and a target word, in the words of the vocabulary.
-        num_source: number of these words in the source.
-        num_target: number of these words in the target.
+        num_words: number of these words in the source and in the target.
+        may_merge: whether one of these words may be several unknown words of the text, for both
+            sides.
     """
 
     pairs: list[tuple[int, int]]
-    num_source: int
-    num_target: int
+    num_words: tuple[int, int]
+    may_merge: tuple[bool, bool] = (False, False)
+
+    @classmethod
+    def of(cls, attention: "np.ndarray", *pieces: Sequence[str]) -> Self:
+        """Returns the alignment of source and target pieces, see `align_by_attention`."""
+        source, target = (len(_words(side)) for side in pieces)
+        may_merge = (_UNKNOWN_WORD in pieces[0], _UNKNOWN_WORD in pieces[1])
+        return cls(align_by_attention(attention, *pieces), (source, target), may_merge)
 
 
 def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
     """Returns the alignment of each sentence from the outputs of the signature `attention`."""
-    return [
-        Alignment(align_by_attention(*each), len(_words(each.source)), len(_words(each.target)))
-        for each in read_attention(answer)
-    ]
+    return [Alignment.of(*each) for each in read_attention(answer)]
 
 
 def align_by_attention(
@@ -442,8 +452,8 @@ def in_words_of_texts(
     one gets the pairs of both. The list is empty where the words cannot be matched up.
     """
     found: list[list[tuple[int, int]]] = []
-    for (pairs, *counts), *texts in zip(alignments, sources, targets, strict=True):
-        source, target = map(word_indices, texts, counts)
+    for (pairs, *words), *texts in zip(alignments, sources, targets, strict=True):
+        source, target = map(word_indices, texts, *words)
         if not source or not target:
             pairs = []
         found.append(list(dict.fromkeys((source[i], target[j]) for i, j in pairs)))
@@ -460,16 +470,16 @@ def _words(pieces: Sequence[str]) -> list[list[int]]:
     return words
 
 
-def word_indices(text: str, count: int) -> list[int]:
+def word_indices(text: str, count: int, may_merge: bool = False) -> list[int]:
     """Returns the index in a text of each of `count` words that a vocabulary makes of it.
 
     They are fewer than the text's where it is truncated, or where the vocabulary keeps other spaces
     than " " in words, such as no-break ones; the first of the text's words then stands for such a
-    word. Where they are more, the list is empty.
+    word. Where they are more, or fewer and may be several unknown words each, the list is empty.
     """
     words = text.split()
-    if len(words) == count:
-        return list(range(count))
+    if len(words) == count or may_merge:
+        return list(range(count)) if len(words) == count else []
     kept = [len(word.split()) for word in text.split(" ") if word]
     if len(kept) == count and all(kept):
         return [0, *itertools.accumulate(kept)][:-1]

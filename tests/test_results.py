@@ -69,8 +69,9 @@ def test_target_words_align_to_most_attended_words(attention, source, target, ex
 
 
 def test_words_of_texts_differ_from_words_of_the_vocabulary():
-    def in_words_of(source, target, count=4):
-        alignment = Alignment([(index, index) for index in range(count)], count, count)
+    def in_words_of(source, target, count=4, may_merge=(False, False)):
+        pairs = [(index, index) for index in range(count)]
+        alignment = Alignment(pairs, (count, count), may_merge)
         return in_words_of_texts([alignment], [source], [target])[0]
 
     # NFKC puts a space before a lone accent: the vocabulary reads two words.
@@ -88,6 +89,9 @@ def test_words_of_texts_differ_from_words_of_the_vocabulary():
     ]
     # A vocabulary that reads still other words: no pairs are better than wrong ones.
     assert in_words_of("a dog", "das ist ein Hund") == []
+    # One word may be a run of unknown ones.
+    assert in_words_of("x y dog", "a b", count=2, may_merge=(True, False)) == []
+    assert in_words_of("x dog", "a b", count=2, may_merge=(True, True)) == [(0, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(

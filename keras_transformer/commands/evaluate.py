@@ -20,7 +20,7 @@ from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
-from keras_transformer.host import machine, package_versions
+from keras_transformer.host import machine, num_cores, package_versions
 from keras_transformer.results import Translation, batches_by_length, in_row_order
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
@@ -171,12 +171,12 @@ def _digest(*sides: Sequence[str]) -> str:
 
 
 def _translate(translator: "Translator", sentences: list[str]) -> list[list[Translation]]:
-    """Translates batches of similar length, the longest first, and reports progress."""
-    batch_size = max(
-        1, min(_BATCH_SIZE.value, 4 * _BATCH_SIZE.value // translator.search.beam_size)
-    )
+    """Translates sentences of similar length together, the longest first; reports progress."""
+    search = translator.search
+    hypotheses = search.num_translations if search.method == "sampling" else search.beam_size
+    batch_size = max(1, min(_BATCH_SIZE.value, 4 * _BATCH_SIZE.value // hypotheses))
     lengths = [len(sentence.encode()) for sentence in sentences]
-    batches = batches_by_length(lengths, batch_size)
+    batches = batches_by_length(lengths, batch_size * num_cores())  # a core takes a batch
     found: list[list[list[Translation]]] = []
     start = last_report = time.monotonic()
     num_done = length_done = 0

@@ -152,6 +152,7 @@ def answer_lines(
     identity: Mapping[str, Any],
     num_translations: int = 1,
     postprocess: Postprocess = lambda outputs, sources: list(outputs),
+    target_text: Callable[[str], str] = str,
     **options: Any,
 ) -> None:
     """Writes the translations of all lines, or the scores of references, in the lines' order.
@@ -163,13 +164,14 @@ def answer_lines(
         identity: JSON values that differ between jobs with different output for the same input.
         num_translations: as many as the model returns of a line, if that is known.
         postprocess: what is done to translations before they are written, see `Task.postprocess`.
+        target_text: what is done to references before they are scored, see `Task.target_text`.
         **options: for each call of the model's methods.
 
     Raises:
         InputError: the input is wrong, or the model rejects some lines. Nothing that was answered
             before is lost.
     """
-    answers = _Answers(job, model, postprocess, options)
+    answers = _Answers(job, model, postprocess, target_text, options)
     steps = _with_partners(groups, job.references or job.prefixes)
     has_scores = (job.scores or num_translations > 1) and not job.split_sentences
     progress = Progress(has_scores=has_scores)
@@ -239,6 +241,7 @@ class _Answers:
     job: Job
     model: Any
     postprocess: Postprocess
+    target_text: Callable[[str], str]
     options: Mapping[str, Any]
 
     def write(self, step: Step, progress: Progress, stream: TextIO) -> None:
@@ -261,6 +264,7 @@ class _Answers:
     ) -> Iterator[list[str]]:
         """Yields the columns of each row; `first` is the number of the first line."""
         if self.job.references is not None:
+            partners = list(map(self.target_text, partners))
             scores = self.model.score(sentences, partners, **self.options)
             as_is = dataclasses.replace(self, postprocess=lambda outputs, _: list(outputs))
             alignments = as_is._alignments(sentences, partners)

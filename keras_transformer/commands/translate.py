@@ -80,6 +80,11 @@ def main(arguments: list[str]) -> None:
         if not hasattr(task, "remove_bpe"):
             raise InputError(f"--remove_bpe is for translation, not for {task.name}; remove it")
         task = task.replace(remove_bpe=_REMOVE_BPE.value)
+    if job.alignments and type(task).finish is not Task.finish:
+        raise InputError(
+            f"--alignments name words that a model writes, and {task.name} makes others of them; "
+            "remove it"
+        )
     groups = common.report_truncated(
         job.groups(),
         search["max_source_length"],
@@ -94,6 +99,7 @@ def main(arguments: list[str]) -> None:
         identity=_identity(files, search) if job.output is not None else {},
         num_translations=search.get("num_translations", 1),
         postprocess=task.postprocess,
+        target_text=task.target_text,
         batch_size=_BATCH_SIZE.value,
     )
 

@@ -193,8 +193,8 @@ class BatchTranslator:
     ) -> list[list[tuple[int, int]]]:
         """Returns the source word to which each target word attends most.
 
-        Words are separated by spaces. Only a vocabulary of whole words reads several unknown words
-        in a row as one.
+        Words are separated by spaces. A vocabulary of whole words reads several unknown words in a
+        row as one; the list of such a sentence is empty.
 
         Returns:
             For each sentence pairs (index of the source word, index of the target word).

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, UNK_ID
 from keras_transformer.decoding import Tensor, TranslationModel
+from keras_transformer.files import CONTROL_CHARACTERS
 from keras_transformer.inference import scores
 from keras_transformer.text import Tokenizer
 from keras_transformer.text.tokenizer import with_eos
@@ -58,8 +59,11 @@ def copy_unknowns(
         shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
         weights = scores.attention(model, read, shifted, labels)  # [R, L, S + 1]
         weights = tf.where((read == UNK_ID)[:, None], weights, -1.0)
-        words = tokenizer.surfaces(text, max_tokens).to_tensor()
-        words = tf.gather(tf.strings.strip(words), sentence)  # [R, S]
+        # Cut as the search cuts a text, so that each of its tokens has a word here.
+        words = tokenizer.surfaces(text, max_tokens + 1)[:, :max_tokens].to_tensor()
+        words = tf.strings.strip(tf.strings.regex_replace(words, CONTROL_CHARACTERS, " "))
+        words = tf.where(words == "", _UNKNOWN, words)
+        words = tf.gather(words, sentence)  # [R, S]
         words = tf.gather(words, tf.argmax(weights, axis=2), batch_dims=1)  # [R, L]
         words = tf.where(is_copied, words, _UNKNOWN)
         # Between the parts of a text stands what each unknown token becomes.

@@ -5,6 +5,7 @@ import json
 import re
 import time
 
+from keras_transformer import host
 from keras_transformer.client import Translation
 from keras_transformer.inference import BatchTranslator
 
@@ -45,18 +46,22 @@ def test_control_characters_and_long_lines(evaluate, monkeypatch, tmp_path):
 
 def test_wide_beams_have_smaller_batches_and_progress_is_shown(evaluate, monkeypatch):
     sizes = []
+    monkeypatch.setattr(host, "num_cores", lambda: 2)
 
-    def translate(self, sentences, *rest):
-        sizes.append(len(sentences))
+    def translate(self, sentences, batch_size):
+        sizes.append((len(sentences), batch_size))
         return [[Translation("a", 0.0)]] * len(sentences)
 
     monkeypatch.setattr(BatchTranslator, "translate", translate)
     clock = itertools.count(0, 20)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    result = evaluate("--batch_size=10", "--beam_size=8")
-    assert (result.code, sizes) == (0, [5, 5, 2])
+    sampled = evaluate("--batch_size=2", "--method=sampling", "--beam_size=8")
+    assert (sampled.code, sizes) == (0, [(4, 2)] * 3)
+    sizes.clear()
+    result = evaluate("--batch_size=5", "--beam_size=8")
+    assert (result.code, sizes) == (0, [(4, 2)] * 3)
     reports = re.findall(
         r"^Translated (\d+) of 12 sentences; about (\d+) s left$", result.err, re.M
     )
-    assert [int(num_done) for num_done, _ in reports] == [5, 10]
+    assert [int(num_done) for num_done, _ in reports] == [4, 8]
     assert 0 < int(reports[1][1]) < int(reports[0][1])

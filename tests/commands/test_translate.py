@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from keras_transformer.client import Translation
+from keras_transformer.client import Score, Translation
 from keras_transformer.commands import line_io
 from keras_transformer.serving import export as serving_export
 
@@ -102,22 +102,33 @@ def test_best_translations_are_aligned(translate):
     assert len(other.split("\t")) == 3
 
 
+@pytest.fixture
+def exported_as(monkeypatch, tmp_path):
+    """Makes an export of a task whose model is a mock; gives its path and the model."""
+
+    def make(**task):
+        card = {
+            "training": [{"task": task}],
+            "search": {"max_extra_length": 50, "max_source_length": 512},
+            "signatures": {},
+            "precision": {"computation": "float32"},
+        }
+        (tmp_path / "assets.extra").mkdir()
+        (tmp_path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
+        (tmp_path / "saved_model.pb").touch()
+        model = mock.Mock()
+        monkeypatch.setattr(serving_export, "load_exported", lambda version: model)
+        return tmp_path, model
+
+    return make
+
+
 @pytest.mark.parametrize("joins", [True, False])
-def test_alignments_number_the_written_words(call, monkeypatch, tmp_path, joins):
-    card = {
-        "training": [{"task": {"name": "translation", "remove_bpe": joins}}],
-        "search": {"max_extra_length": 50, "max_source_length": 512},
-        "signatures": {},
-        "precision": {"computation": "float32"},
-    }
-    (tmp_path / "assets.extra").mkdir()
-    (tmp_path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
-    (tmp_path / "saved_model.pb").touch()
-    model = mock.Mock()
+def test_alignments_number_the_written_words(call, exported_as, joins):
+    path, model = exported_as(name="translation", remove_bpe=joins)
     model.translate.return_value = [[Translation("un@@ happ@@ y dogs un@@", -1.0)]]
     model.align.return_value = [[(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)]]
-    monkeypatch.setattr(serving_export, "load_exported", lambda version: model)
-    command = ("translate.py", f"--saved_model={tmp_path}", "--alignments")
+    command = ("translate.py", f"--saved_model={path}", "--alignments")
     joined = (0, "unhappy dogs un\t0-0 1-0 1-1 2-2\n", "")
     pieces = (0, "un@@ happ@@ y dogs un@@\t0-0 0-1 1-2 1-3 2-4\n", "")
     text = b"m@@ is@@ erable\n"
@@ -126,6 +137,18 @@ def test_alignments_number_the_written_words(call, monkeypatch, tmp_path, joins)
     assert call(*command, "--noremove_bpe", stdin=text) == pieces
     aligned = [arguments.args[1] for arguments in model.align.call_args_list]
     assert aligned == [["un@@ happ@@ y dogs un@@"]] * 3
+
+
+def test_references_are_scored_as_the_model_learned_them(call, exported_as, tmp_path, refused):
+    path, model = exported_as(name="parsing")
+    model.score.return_value = [Score(-1.5, [-1.5], False)]
+    trees = tmp_path / "trees"
+    trees.write_text("(S (NP (DT the) (NN dog)))\n")
+    command = ("translate.py", f"--saved_model={path}", f"--references={trees}")
+    assert call(*command, stdin=b"the dog\n").out == "1\t-1.5000\t-1.5000\n"
+    assert model.score.call_args.args == (["the dog"], ["(S (NP DT NN )NP )S"])
+    result = call(*command, "--alignments", stdin=b"the dog\n")
+    refused(result, "--alignments name words that a model writes, and parsing makes others")
 
 
 @pytest.mark.slow

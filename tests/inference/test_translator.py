@@ -35,6 +35,13 @@ def test_unknown_words_are_copied_where_they_are_attended_to(make_translator, tr
     assert [best.score for (best,) in copied] == [
         best.score for (best,) in kept.translate(sentences, **options)
     ]
+    # Spaces stand for control characters, and the token stays where nothing else is left.
+    odd = make_translator().translate(["sun Влад\x1bимир", "sun\x07", "sun \x07"], **options)
+    assert _texts(odd) == ["Влад имир", "sun", "⁇"]
+    # The unknown word is found where spaces fill what is read of a text.
+    short = make_translator(max_source_length=2)
+    spaces = short.source_tokenizer.vocabulary.max_characters(2) * " "
+    assert _texts(short.translate([f"{spaces}Zoë", f"{spaces}Zo"], **options)) == ["Zoë", "Zo"]
     # Of several unknown words, the one with the most attention to each.
     sentence, limit = "Владимир sun Zoë", dict(max_length=2, min_length=2)
     ((found,),) = make_translator().translate([sentence], banned_phrases=every_word, **limit)
