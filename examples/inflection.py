@@ -31,7 +31,7 @@ class Inflection(Task):
     overlap_with: str | None = option(
         None,
         "Training file: also report exact match by what of a test pair occurs there: both the "
-        "lemma and the set of features, only one of them, or neither (unseen).",
+        "lemma and the features, only one of them, or neither (unseen).",
         is_path=True,
     )
 
@@ -80,6 +80,18 @@ class Inflection(Task):
         shares = {name: sum(some) / len(some) for name, some in sorted(is_right.items())}
         return {"exact_match": shares.pop(""), "categories": shares}
 
+    def evaluate_each(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        outputs, references = ([*map(_normalized, side)] for side in (outputs, references))
+        return super().evaluate_each(outputs, references, sources)
+
+    def evaluate_n_best(
+        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
+    ) -> dict[str, Any]:
+        n_best = [[*map(_normalized, forms)] for forms in n_best]
+        return super().evaluate_n_best(n_best, [*map(_normalized, references)], sources)
+
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         shares = {"exact match": results["exact_match"], **results["categories"]}
         return {name: f"{100 * share:.2f} %" for name, share in shares.items()}
@@ -93,7 +105,7 @@ def _normalized(form: str) -> str:
 def overlaps(path: Path, sources: Sequence[str]) -> list[str]:
     """Returns what of each source a training file has: "both", "lemma", "feats" or "unseen".
 
-    As the script of the shared task does, which compares lemmas and sets of features.
+    As the script of the shared task does, which compares lemmas and features.
     """
     pairs = [_lemma_and_features(source) for source, _ in InflectionFile(path)]
     lemmas, features = ({pair[side] for pair in pairs} for side in (0, 1))

@@ -7,7 +7,7 @@ import pathlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -17,6 +17,7 @@ from keras_transformer.host import keep_freed_memory, set_up_gpu
 from keras_transformer.paragraphs import SplitParagraphs
 
 if TYPE_CHECKING:
+    from keras_transformer.tasks import Task
     from keras_transformer.training import RunDirectory
 
 
@@ -62,6 +63,16 @@ def load_tensorflow(*, one_dnn: bool = True, with_keras: bool = True) -> bool:
 def print_warnings() -> None:
     """Has warnings printed as they are, without the place in the code that gives them."""
     warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
+
+
+def task_of(card: Mapping[str, Any]) -> "Task":
+    """Returns the task of an export by its model card; translation if that names none."""
+    from keras_transformer.tasks import TranslationTask, get_task
+
+    for run in card["training"]:
+        options = dict(run["task"])
+        return get_task(options.pop("name")).from_dict(options)
+    return TranslationTask()
 
 
 def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirectory, str]]":

@@ -19,6 +19,8 @@ from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError, check_unicode
 from keras_transformer.files import write_atomically
+from keras_transformer.serving.model_folder import read_model_card
+from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
     from keras_transformer.explorer.views import Inspector, View
@@ -111,6 +113,12 @@ def _inspectors() -> "list[Inspector]":
         )
     for version in (_SAVED_MODEL.value or "").split(","):
         if version:
+            task = common.task_of(read_model_card(pathlib.Path(version)))
+            if type(task).finish is not Task.finish:
+                raise InputError(
+                    f"{version} answers with other words than the model writes ({task.name}); give "
+                    "--run_dir"
+                )
             inspectors.append(inspect_export(version, load_exported(version)))
     return inspectors
 

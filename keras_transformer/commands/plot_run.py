@@ -113,6 +113,8 @@ def _draw(runs: Mapping[str, Rows]) -> "Figure":
         panel.grid(color="0.9")
         for index, (run, rows) in enumerate(runs.items()):
             color = f"C{index % 10}"
+            # Matplotlib hides labels that begin with "_", and reads what "$" encloses as formulas.
+            run = ("./" if run.startswith("_") else "") + run.replace("$", r"\$")
             if name == "loss":
                 _add_line(panel, rows, "loss", color=color, alpha=0.45, label=f"{run}, train")
                 _add_line(panel, rows, "val_loss", color=color, label=f"{run}, dev")

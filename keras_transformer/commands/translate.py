@@ -18,7 +18,7 @@ from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import file_identity
 from keras_transformer.serving.model_folder import check_version, read_model_card
-from keras_transformer.tasks import Task, TranslationTask, get_task
+from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
     from keras_transformer.inference import BatchTranslator, Translator
@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> None:
     else:
         from keras_transformer.serving.export import load_exported
 
-        model, task = load_exported(version), _task_of(card)
+        model, task = load_exported(version), common.task_of(card)
         # The second has checksums of the weights.
         files = [version / "saved_model.pb", version / "variables" / "variables.index"]
         search = card["search"]
@@ -127,14 +127,6 @@ def _load_run(
     translator = Translator(*common.load_translator(found), search, task=configs.task)
     files = [run.checkpoints().folder / f"{name}.index" for run, name in found]
     return translator.with_cached_projection(), configs.task, files
-
-
-def _task_of(card: Mapping[str, Any]) -> Task:
-    """Returns the task of an export by its model card; translation if that names none."""
-    for run in card["training"]:
-        options = dict(run["task"])
-        return get_task(options.pop("name")).from_dict(options)
-    return TranslationTask()
 
 
 def _check_options(given: dict[str, Any], card: Mapping[str, Any]) -> None:

@@ -386,7 +386,7 @@ def draw_attention(view: View, kind: str, layer: int, threshold: float) -> "Figu
 def _write(axes: "Axes", tokens: list[str], height: float, alignment: str) -> None:
     for place, token in enumerate(tokens):
         text: dict[str, Any] = {"ha": "center", "va": alignment, "fontsize": "small"}
-        axes.text(place, height, token.removeprefix("▁") or "▁", **text)
+        axes.text(place, height, token.removeprefix("▁") or "▁", parse_math=False, **text)
 
 
 def _arc(row: float, column: float) -> tuple[Any, Any]:

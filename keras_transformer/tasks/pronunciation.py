@@ -119,7 +119,7 @@ class PronunciationTask(Task):
         edits, phones = zip(*nearest, strict=True)
         return {
             "wer": 100 * sum(map(bool, edits)) / len(variants),
-            "per": 100 * sum(edits) / sum(phones),
+            "per": 100 * sum(edits) / sum(phones) if any(phones) else None,
             "words": len(variants),
         }
 

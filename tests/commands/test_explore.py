@@ -35,6 +35,19 @@ def test_explore_compares_models_exports_and_sentences(call, run_dir, exported, 
     assert '"attentions":{"cross":{"shape":[1,1,3,3]' in text
 
 
+def test_explore_shows_no_other_words_than_the_model_wrote(call, refused, tmp_path):
+    (tmp_path / "assets.extra").mkdir()
+    card = {"training": [{"task": {"name": "parsing"}}], "signatures": {}}
+    card |= {
+        "search": {"max_source_length": 9, "max_extra_length": 9},
+        "precision": {"computation": "float32"},
+    }
+    (tmp_path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
+    (tmp_path / "saved_model.pb").touch()
+    command = ("explore.py", f"--saved_model={tmp_path}", "a b", f"--output={tmp_path}/page.html")
+    refused(call(*command), f"{tmp_path} answers with other words than the model writes (parsing)")
+
+
 def test_explore_rejects_port_in_use(call, refused, run_dir):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -63,6 +63,14 @@ def test_loss_metric_and_learning_rate_against_steps(call, make_run, figure, tmp
     assert output.read_bytes().startswith(b"\x89PNG")
 
 
+def test_names_of_runs_are_shown_as_they_are(call, make_run, figure, monkeypatch, tmp_path):
+    make_run("_$a_$"), make_run("$b_$")
+    monkeypatch.chdir(tmp_path)
+    assert call("plot_run.py", "_$a_$", "$b_$", "--output=plot.png").err == ""
+    texts = [text.get_text() for text in figure().axes[0].get_legend().get_texts()]
+    assert texts == [r"./_\$a_\$, train", r"./_\$a_\$, dev", r"\$b_\$, train", r"\$b_\$, dev"]
+
+
 def test_published_systems_have_their_own_panel(call, make_run, figure, tmp_path):
     output = f"--output={tmp_path}/plot.png"
     runs = [make_run("a"), make_run("b")]

@@ -157,6 +157,14 @@ def test_arrow_keys_move_between_words(show):
     assert page.locator(":focus").get_attribute("aria-label").startswith("Ein reads ")
 
 
+def test_many_weights_are_shown(show):
+    """More than the arguments that a call can take."""
+    weights = {"encoder": np.full((1, 16, 100, 100), 0.01, np.float32)}
+    tokens = [f"▁{number}" for number in range(100)]
+    page = show(make_view()._replace(source=tokens, attentions=weights, tree=None))
+    assert page.locator(".model").count() == 1
+
+
 def test_matrix_shows_percentages(show):
     view = make_view()
     page = show(view)

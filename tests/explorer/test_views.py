@@ -218,7 +218,9 @@ def test_statistics_weight_sentences_by_tokens():
 
 @pytest.mark.parametrize(("kind", "threshold"), [("encoder", 1.0), ("cross", 0.15)])
 def test_figure_has_limits_with_and_without_arcs(view, kind, threshold):
-    drawn = draw_attention(view, kind, 0, threshold)
+    pieces = [piece.replace("▁", "▁$$x_$") for piece in view.written]  # no formula
+    drawn = draw_attention(view._replace(written=pieces, source=pieces), kind, 0, threshold)
+    drawn.canvas.draw()
     (axes,) = drawn.axes
     assert len(axes.lines) == np.sum(view.attentions[kind][0] >= threshold)
     assert axes.get_xlim() == (-0.6, 3.6)

@@ -148,6 +148,9 @@ def test_punctuation_words_get_punctuation_tags():
         for row in range(3)
     ]
     assert words == [{"X."}, {".X"}, {"XX", ".X"}]
+    symbols = ["NFP" if token == "X" else token for token in tokens]
+    any_word = BalancedBrackets(kinds, symbols, range(4), punctuation=(".", ","))
+    assert any_word._fits_all == [token == "NFP" for token in symbols]
     unknown = BalancedBrackets(kinds, TOKENS, range(4), punctuation=(".", ","))
     assert unknown.inputs.numpy().tolist() == [[1, 1, 0]] * 3
 
@@ -286,11 +289,12 @@ def plain_repair(text, sentence):
         ("(S (NP (VP )VP )NP XX XX XX", "(S (XX a) (XX b) (XX c))"),  # empty brackets
         ("", "(TOP (XX a) (XX b) (XX c))"),
         ("( ) (( )) A(B)C D", "(TOP (ABC a) (D b) (XX c))"),
+        ("((S (A(", "(S (A (XX a) (XX b) (XX c)))"),
     ],
 )
 def test_repair_makes_a_tree_of_any_text(text, tree):
     assert repaired([text], ["a b c"]) == [tree]
-    if "A(" not in text:
+    if "A(" not in text and "((S" not in text:
         assert plain_repair(text, "a b c") == tree
 
 

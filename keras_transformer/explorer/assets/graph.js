@@ -99,7 +99,7 @@ function listArcs(heads, threshold, rowPlaces, columnPlaces) {
 
 /** Returns the height that arcs need above and below the words. */
 function roomFor(arcs) {
-  const most = (some) => Math.max(16, ...some.map((arc) => rise(arc) + 8));
+  const most = (some) => some.reduce((height, arc) => Math.max(height, rise(arc) + 8), 16);
   return [most(arcs.filter(({ i, j }) => j <= i)), most(arcs.filter(({ i, j }) => j > i))];
 }
 

@@ -138,7 +138,8 @@ function drawAttention(view, attention) {
     .map((head) => ({ head, hue: hueOf(head), weights: groupWeights(attention, shown.layer, head, rows, columns) }));
   const reading = element("p", { className: "faint reading", role: "status" });
   const hint = `${HINTS[shown.kind]} Point at a word or an arc, or move between words with the arrow keys.`;
-  const largest = Math.max(0, ...heads.flatMap(({ weights }) => weights.flat()));
+  // One by one: a call takes no more than some 100,000 arguments.
+  const largest = heads.flatMap(({ weights }) => weights.flat()).reduce((most, weight) => Math.max(most, weight), 0);
   const tooFaint = `The largest weight is ${percent(largest)}: lower “Hide weights below” to see arcs.`;
   const read = (text) => (reading.textContent = text || (largest < threshold() ? tooFaint : hint));
   read("");

@@ -25,6 +25,8 @@ BRACKETS_PER_WORD, FURTHER_BRACKETS = 2, 5
 # Kinds of words, by their characters; 0 pads. `ANY_WORD` could be either of the others.
 ANY_WORD, ALPHANUMERIC, PUNCTUATION = 1, 2, 3
 _PUNCTUATION = set(',.;:?!"“”…—')
+# Tags of superfluous punctuation, hyphens and symbols, which some treebanks have.
+SYMBOL_TAGS = ("NFP", "HYPH", "SYM")
 
 
 class OpenBrackets(NamedTuple):
@@ -54,7 +56,7 @@ class BalancedBrackets(Constraint):
     Args:
         words: int32 [B, S], the kind of each word of a sentence, see `word_kinds`: tokens of
             punctuation may stand for words of PUNCTUATION and ANY_WORD only, others for all but
-            PUNCTUATION.
+            PUNCTUATION; `SYMBOL_TAGS` for all.
         tokens: the target vocabulary, V texts: "(X" opens a bracket, ")X" closes it, and each other
             token stands for a word.
         special_ids: forbidden tokens, such as the unknown one.
@@ -73,6 +75,7 @@ class BalancedBrackets(Constraint):
         has_punctuation = not set(punctuation).isdisjoint(tokens)
         self.inputs = words if has_punctuation else tf.minimum(words, ANY_WORD)
         self._is_punctuation = [token in punctuation for token in tokens]
+        self._fits_all = [token in SYMBOL_TAGS for token in tokens]
         ids = {token: number for number, token in enumerate(tokens) if number not in special_ids}
         # The bracket that each token opens or closes, named by its opening token; 0 for words.
         opened, closed, stands_for_word = [], [], []
@@ -147,6 +150,7 @@ class BalancedBrackets(Constraint):
         place = tf.clip_by_value(num_words - words_left, 0, tf.shape(words)[1] - 1)
         kind = tf.gather(words, place, batch_dims=1)[..., None]
         fits = (kind <= ANY_WORD) | tf.equal(kind == PUNCTUATION, self._is_punctuation)
+        fits |= tf.constant(self._fits_all)
         return fits & tf.constant(self._stands_for_word)
 
 
@@ -347,6 +351,7 @@ def _tokens(texts: tf.Tensor) -> tf.Tensor:
     # A bracket without a label, or within a token, would not be a bracket of the answer.
     texts = tf.strings.regex_replace(tf.strings.join([" ", texts, " "]), r"[()]+( |$)", " ")
     texts = tf.strings.regex_replace(texts, r"([^ ()])[()]+", r"\1")
+    texts = tf.strings.regex_replace(texts, r" ([()])[()]+", r" \1")
     texts = tf.strings.strip(texts)
     has_root = tf.strings.regex_full_match(texts, r"\([^()]+.*")
     texts = tf.where(has_root, texts, tf.strings.join(["(TOP ", texts]))
