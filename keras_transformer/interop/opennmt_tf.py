@@ -57,9 +57,12 @@ def read_opennmt_tf(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
         )
     tensors = _read_checkpoint(_newest(path))
     source, target = map(_read_vocabulary, given.vocabularies)
-    table = "model/examples_inputter/{}_inputter/embedding"
-    target_table = tensors.get(table.format("labels"), (None, None))
-    source_table = tensors.find(table.format("features"), (None, None))
+    # A table that both sides share is stored once, as a rule under the features.
+    features, labels = (
+        f"model/examples_inputter/{side}_inputter/embedding" for side in ("features", "labels")
+    )
+    target_table = tensors.get(labels if labels in tensors else features, (None, None))
+    source_table = tensors.find(features, (None, None))
     output = "model/decoder/output_layer/"
     kernel = tensors.find(f"{output}kernel", target_table.shape[::-1])  # [D, V]
     is_pre = "model/encoder/layer_norm/gamma" in tensors

@@ -16,8 +16,10 @@ from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, TrainingConfig
 from keras_transformer.data import ParallelText
 from keras_transformer.errors import InputError
 from keras_transformer.inference.generate import search_translations
-from keras_transformer.interop import fairseq, import_run, pytorch, read_model
+from keras_transformer.interop import fairseq, import_run, opennmt_tf, pytorch, read_model
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
+from keras_transformer.interop.foreign import ImportOptions
+from keras_transformer.interop.reading import Tensors
 from keras_transformer.interop.transformers import export_transformers
 from keras_transformer.text import Tokenizer
 from keras_transformer.training import RunConfigs, RunDirectory, train
@@ -284,6 +286,28 @@ def test_eole_options_are_those_of_the_sides_first(copy):
     ):
         with pytest.raises(InputError, match=f"the model has {expected}, which"):
             read(decoder, sinusoids | changes)
+
+
+@pytest.mark.parametrize("side", ["features", "labels"])
+def test_opennmt_tf_shared_table_is_stored_once(side, sample_model, monkeypatch):
+    read, folder = opennmt_tf._read_checkpoint, sample_model("opennmt_tf")
+    table = "model/examples_inputter/{}_inputter/embedding"
+    absent = [table.format(each) for each in ("features", "labels")]
+    absent.append("model/decoder/output_layer/kernel")
+
+    def read_shared(index):
+        tensors = read(index)
+        kept = {name: tensors.get(name) for name in tensors if name not in absent}
+        kept[table.format(side)] = tensors.get(table.format("labels"))
+        return Tensors(kept, str(index))
+
+    expected = read_model(folder, None, samples.given(folder)).target_table
+    monkeypatch.setattr(opennmt_tf, "_read_checkpoint", read_shared)
+    one = ImportOptions(vocabularies=(folder / "v.tgt", folder / "v.tgt"), num_heads=4)
+    found = read_model(folder, None, one)
+    assert found.config.share_embeddings == "all"
+    np.testing.assert_array_equal(found.target_table, expected)
+    found.to_model()
 
 
 def test_fairseq_joined_projections_are_split(sample_model, monkeypatch):
