@@ -20,6 +20,7 @@ from keras_transformer.interop import fairseq, import_run, opennmt_tf, pytorch, 
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.interop.foreign import ImportOptions
 from keras_transformer.interop.reading import Tensors
+from keras_transformer.interop.vocabularies import word_vocabulary
 from keras_transformer.interop.transformers import export_transformers
 from keras_transformer.text import Tokenizer
 from keras_transformer.training import RunConfigs, RunDirectory, train
@@ -308,6 +309,15 @@ def test_opennmt_tf_shared_table_is_stored_once(side, sample_model, monkeypatch)
     assert found.config.share_embeddings == "all"
     np.testing.assert_array_equal(found.target_table, expected)
     found.to_model()
+
+
+@pytest.mark.parametrize(("rows", "unk"), [(5, 3), (6, 5)])
+def test_opennmt_tf_vocabulary_may_list_the_unknown_token(rows, unk, tmp_path):
+    tokens = ["<blank>", "<s>", "</s>", "<unk>", "a"]
+    (tmp_path / "v").write_text("\n".join(tokens) + "\n")
+    found = opennmt_tf._read_vocabulary(tmp_path / "v", rows)
+    assert (len(found.tokens), found.unk) == (rows, unk)
+    word_vocabulary(found, "v")
 
 
 def test_fairseq_joined_projections_are_split(sample_model, monkeypatch):
