@@ -20,8 +20,8 @@ from keras_transformer.interop import fairseq, import_run, opennmt_tf, pytorch, 
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.interop.foreign import ImportOptions
 from keras_transformer.interop.reading import Tensors
-from keras_transformer.interop.vocabularies import word_vocabulary
 from keras_transformer.interop.transformers import export_transformers
+from keras_transformer.interop.vocabularies import word_vocabulary
 from keras_transformer.text import Tokenizer
 from keras_transformer.training import RunConfigs, RunDirectory, train
 from keras_transformer.training.prepare import tokenize
@@ -378,6 +378,24 @@ def test_marian_learned_positions_leave_embeddings_unscaled(copy):
     np.testing.assert_allclose(model._embed("source", ids), expected, atol=1e-6)
     # The option of Marian's command line alone makes no table: positions stay sinusoidal.
     assert read_model(copy("marian_embnorm_untied")).config.scale_embeddings
+
+
+@pytest.mark.parametrize("rows", [590, 605])
+def test_marian_table_may_have_more_or_fewer_rows_than_the_vocabulary(rows, copy):
+    """As trained with --dim-vocabs."""
+    folder = copy("marian_pre_relu")
+    with np.load(folder / "model.npz") as arrays:
+        tensors = dict(arrays)
+    table = np.resize(tensors["encoder_Wemb"], (rows, 32))
+    np.savez(folder / "model.npz", **tensors | {"encoder_Wemb": table})
+    found = read_model(folder)
+    source, _ = found.vocabularies
+    assert source.size == rows + 2  # PAD and BOS besides
+    (last,) = source.encode(["flower goggles"])  # of 600 tokens the 596th and the last
+    assert last == ([597, 601] if rows > 600 else [1, 1])
+    model = found.to_model()
+    np.testing.assert_array_equal(model.source_embedding.table.numpy()[-1], table[-1])
+    assert found.notes[0].startswith(f"The model has {rows} tokens and vocab.src.yml 600: right")
 
 
 @pytest.mark.parametrize(
