@@ -306,6 +306,9 @@ def _read_symbols(path: pathlib.Path, rows: int) -> tuple[Symbols, list[str]]:
             f"vocabulary {path} is neither .yml, .json nor .spm; factored and other vocabularies "
             "cannot be imported"
         )
+    for id_, theirs, name in ((0, "eos", "</s>"), (1, "UNK", "<unk>")):  # of Nematus, as in Marian
+        if tokens[id_ : id_ + 1] == [theirs]:
+            tokens[id_] = name
     notes = []
     if len(tokens) != rows:
         # With --dim-vocabs Marian takes tokens beyond it as unknown, or leaves rows unused.

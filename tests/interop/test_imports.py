@@ -380,6 +380,14 @@ def test_marian_learned_positions_leave_embeddings_unscaled(copy):
     assert read_model(copy("marian_embnorm_untied")).config.scale_embeddings
 
 
+def test_marian_accepts_the_special_tokens_of_nematus(copy):
+    folder = copy("marian_pre_relu")
+    expected, path = read_model(folder), folder / "vocab.src.yml"
+    text = path.read_text().replace("</s>: 0", "eos: 0").replace("<unk>: 1", "UNK: 1")
+    path.write_text(text)
+    assert read_model(folder).source == expected.source
+
+
 @pytest.mark.parametrize("rows", [590, 605])
 def test_marian_table_may_have_more_or_fewer_rows_than_the_vocabulary(rows, copy):
     """As trained with --dim-vocabs."""
