@@ -163,6 +163,7 @@ def test_rejected_folders_leave_no_run(case, copy, call, tmp_path):
           ("--num_heads=4", "--positions=marian", "--source_vocabulary=a --target_vocabulary=b")),
         ("--source_vocabulary=a", "--source_vocabulary and --target_vocabulary go together"),
         ("--model=x", "x does not exist; give the folder of a model, or its file"),
+        ("--run_dir=a,b", "a,b has a comma, which separates runs; give another path"),
     ],
 )  # fmt: skip
 def test_flags_that_do_not_fit_are_rejected(flags, message, copy, call, tmp_path):
