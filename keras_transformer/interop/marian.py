@@ -73,6 +73,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "transformer-tied-layers": ([],),
 }
 _SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
+_BEAM_SIZE = "12"  # of marian-decoder, where decoder.yml names none
 _OPTIONS = "special:model.yml"
 
 
@@ -170,13 +171,12 @@ def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 def search_fields(decoder: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns fields of `SearchConfig`, and a note on options of decoder.yml that it lacks."""
     search: dict[str, Any] = {
+        "beam_size": _integer({"beam-size": _BEAM_SIZE} | dict(decoder), "beam-size"),
         "length_penalty_form": "power",
         "length_penalty": _number(decoder, "normalize"),
         "forbid_unknown": decoder.get("allow-unk") != "true",
         "min_length": 0,
     }
-    if "beam-size" in decoder:
-        search["beam_size"] = _integer(decoder, "beam-size")
     names = ("word-penalty", "max-length-factor")
     others = [f"{name} {decoder[name]}" for name in names if _number(decoder, name)]
     if not others:

@@ -409,7 +409,9 @@ def test_marian_table_may_have_more_or_fewer_rows_than_the_vocabulary(rows, copy
 @pytest.mark.parametrize(
     ("generation", "search", "ignored"),
     [
-        ({}, {"min_length": 0, "beam_size": 4}, ""),
+        (None, {"min_length": 0, "beam_size": 4}, ""),  # as config.json says
+        ({}, {"min_length": 0, "beam_size": 1}, ""),
+        ({"num_beams": 6}, {"beam_size": 6}, ""),
         ({"min_length": 5, "max_length": 20}, {"min_length": 4, "max_length": 18}, ""),
         ({"max_new_tokens": 7, "min_new_tokens": 2}, {"min_length": 2, "max_length": 6}, ""),
         ({"no_repeat_ngram_size": 3, "repetition_penalty": 1.2, "early_stopping": True},
@@ -425,7 +427,8 @@ def test_marian_table_may_have_more_or_fewer_rows_than_the_vocabulary(rows, copy
 )  # fmt: skip
 def test_generation_options_are_taken_over_or_listed(generation, search, ignored, copy):
     folder = copy("hf_marian_bin")
-    (folder / "generation_config.json").write_text(json.dumps(generation))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
     found = read_model(folder)
     assert found.search.items() >= search.items()
     start = "Search options that this package does not have: "
