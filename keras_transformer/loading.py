@@ -38,7 +38,8 @@ class Translator(inference.Translator):
             zweihundert
         """
         path = local_path(name)
-        if (path / "config.json").is_file() and (path / "source.model").is_file():
+        is_run = (path / "config.json").is_file() and (path / "source.model").is_file()
+        if is_run and not (path / "model.bin").exists():  # an export to CTranslate2
             run = RunDirectory(path)
             configs = run.configs()
             model, vocabularies = run.load_model(checkpoint), run.vocabularies()

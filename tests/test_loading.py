@@ -5,6 +5,7 @@ import pytest
 from keras_transformer import Translator
 from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
+from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.training import RunDirectory
 from keras_transformer.training.settings import RunConfigs
 
@@ -54,6 +55,12 @@ def test_export_is_loaded(exported, separate_translator):
 def test_model_of_another_toolkit_is_loaded(sample_model):
     translator = Translator.load(sample_model("hf_marian"), max_extra_length=3)
     assert str(translator.translate("a"))
+
+
+def test_export_to_ctranslate2_is_loaded(trained, tmp_path):
+    pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
+    translator = Translator.load(export_ctranslate2(*trained, tmp_path / "exported"))
+    assert str(translator.translate("two cat")) == str(Translator(*trained).translate("two cat"))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,9 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.interop import find_format, import_run, locate, origin_of, read_model
     from keras_transformer.interop.foreign import ImportOptions
+    from keras_transformer.training import RunDirectory
 
+    RunDirectory(run_dir).check_is_new()  # before a download
     path = locate(_MODEL.value, _REVISION.value)
     format_name = _FORMAT.value or find_format(path)
     for name, formats in _READ_BY.items():

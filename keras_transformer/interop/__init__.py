@@ -110,11 +110,12 @@ def import_run(model: ForeignModel, run_dir: pathlib.Path, origin: dict[str, Any
 
     Args:
         model: to import.
-        run_dir: a path that does not exist.
+        run_dir: a path that does not exist, without commas.
         origin: where the model came from, for people to read in config.json.
 
     Raises:
-        InputError: the model cannot be imported, or the folder exists or cannot be written.
+        InputError: the model cannot be imported; the folder exists or cannot be written; or its
+            path has a comma.
 
     Example:
         >>> path = locate("Helsinki-NLP/opus-mt-en-de")
@@ -123,6 +124,7 @@ def import_run(model: ForeignModel, run_dir: pathlib.Path, origin: dict[str, Any
     """
     if run_dir.exists():
         raise InputError(f"{run_dir} exists already; give a path that does not")
+    RunDirectory(run_dir).check_is_new()
     SearchConfig(**model.search)  # rejects impossible values
     transformer = model.to_model()
     configs = RunConfigs(

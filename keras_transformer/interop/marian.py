@@ -73,6 +73,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "transformer-tied-layers": ([],),
 }
 _SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
+_BEAM_SIZE = "12"  # of marian-decoder, where decoder.yml names none
 _OPTIONS = "special:model.yml"
 
 
@@ -108,8 +109,11 @@ def read_marian(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
         projection = kernel.T
     # Of transformer-train-positions. Marian scales embeddings only if positions are sinusoidal.
     positions = tensors.find("Wpos", (None, target_table.shape[1]))
-    source, target = map(_read_symbols, vocabularies)
-    search, notes = search_fields(decoder)
+    (source, source_notes), (target, target_notes) = (
+        _read_symbols(file, len(table))
+        for file, table in zip(vocabularies, (source_table, target_table), strict=True)
+    )
+    search, search_notes = search_fields(decoder)
     return ForeignModel(
         options=fields | {"scale_embeddings": positions is None},
         tensors=tensors,
@@ -127,7 +131,7 @@ def read_marian(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
             (source, target), given.spms or _find_spms(vocabularies), str(vocabularies[0])
         ),
         search=search,
-        notes=notes,
+        notes=source_notes + target_notes + search_notes,
     )
 
 
@@ -167,13 +171,12 @@ def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 def search_fields(decoder: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Returns fields of `SearchConfig`, and a note on options of decoder.yml that it lacks."""
     search: dict[str, Any] = {
+        "beam_size": _integer({"beam-size": _BEAM_SIZE} | dict(decoder), "beam-size"),
         "length_penalty_form": "power",
         "length_penalty": _number(decoder, "normalize"),
         "forbid_unknown": decoder.get("allow-unk") != "true",
         "min_length": 0,
     }
-    if "beam-size" in decoder:
-        search["beam_size"] = _integer(decoder, "beam-size")
     names = ("word-penalty", "max-length-factor")
     others = [f"{name} {decoder[name]}" for name in names if _number(decoder, name)]
     if not others:
@@ -284,7 +287,11 @@ def _read_array(content: bytes) -> Array:
     return flat.reshape(shape, order="F" if is_fortran else "C")
 
 
-def _read_symbols(path: pathlib.Path) -> Symbols:
+def _read_symbols(path: pathlib.Path, rows: int) -> tuple[Symbols, list[str]]:
+    """Returns the symbols of a table's rows, and a note if the file has more of them or fewer."""
+    if path.suffix == ".spm":
+        pieces = [piece.piece for piece in read_spm(path).pieces]
+        return Symbols.find(pieces, str(path), unk="<unk>", eos="</s>"), []
     if path.suffix in (".yml", ".yaml"):
         ids = _read_yaml(read_text(path), str(path))
         numbers = {
@@ -294,14 +301,23 @@ def _read_symbols(path: pathlib.Path) -> Symbols:
         tokens = ids_to_tokens(numbers, str(path))
     elif path.suffix == ".json":
         tokens = ids_to_tokens(read_json(path), str(path))
-    elif path.suffix == ".spm":
-        tokens = [piece.piece for piece in read_spm(path).pieces]
     else:
         raise InputError(
             f"vocabulary {path} is neither .yml, .json nor .spm; factored and other vocabularies "
             "cannot be imported"
         )
-    return Symbols.find(tokens, str(path), unk="<unk>", eos="</s>")
+    for id_, theirs, name in ((0, "eos", "</s>"), (1, "UNK", "<unk>")):  # of Nematus, as in Marian
+        if tokens[id_ : id_ + 1] == [theirs]:
+            tokens[id_] = name
+    notes = []
+    if len(tokens) != rows:
+        # With --dim-vocabs Marian takes tokens beyond it as unknown, or leaves rows unused.
+        notes = [
+            f"The model has {rows:,} tokens and {path.name} {len(tokens):,}: right for a model "
+            "that was trained with --dim-vocabs; else give the model's own vocabulary."
+        ]
+        tokens = tokens[:rows] + [f"<unused-{id_}>" for id_ in range(len(tokens), rows)]
+    return Symbols.find(tokens, str(path), unk="<unk>", eos="</s>"), notes
 
 
 def _find_spms(vocabularies: tuple[pathlib.Path, ...]) -> tuple[pathlib.Path, ...]:

@@ -56,10 +56,16 @@ def read_opennmt_tf(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
             "--target_vocabulary"
         )
     tensors = _read_checkpoint(_newest(path))
-    source, target = map(_read_vocabulary, given.vocabularies)
-    table = "model/examples_inputter/{}_inputter/embedding"
-    target_table = tensors.get(table.format("labels"), (None, None))
-    source_table = tensors.find(table.format("features"), (None, None))
+    # A table that both sides share is stored once, as a rule under the features.
+    features, labels = (
+        f"model/examples_inputter/{side}_inputter/embedding" for side in ("features", "labels")
+    )
+    target_table = tensors.get(labels if labels in tensors else features, (None, None))
+    source_table = tensors.get(features if features in tensors else labels, (None, None))
+    source, target = (
+        _read_vocabulary(file, len(table))
+        for file, table in zip(given.vocabularies, (source_table, target_table), strict=True)
+    )
     output = "model/decoder/output_layer/"
     kernel = tensors.find(f"{output}kernel", target_table.shape[::-1])  # [D, V]
     is_pre = "model/encoder/layer_norm/gamma" in tensors
@@ -83,7 +89,7 @@ def read_opennmt_tf(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
             offset="beta",
             transposed=False,
         ),
-        source_table=target_table if source_table is None else source_table,
+        source_table=source_table,
         target_table=target_table,
         projection=target_table if kernel is None else kernel.T,
         output_bias=tensors.find(f"{output}bias", (len(target_table),)),
@@ -138,8 +144,12 @@ def _read_checkpoint(index: pathlib.Path) -> Tensors:
     return Tensors(arrays, str(index))
 
 
-def _read_vocabulary(path: pathlib.Path) -> Symbols:
-    """Reads a token a line; the unknown token, not in the file, has the last id."""
-    tokens = [*read_text(path).removesuffix("\n").split("\n"), "<unk>"]
+def _read_vocabulary(path: pathlib.Path, rows: int) -> Symbols:
+    """Reads a token a line; the unknown token follows them, unless the table has no row for it."""
+    tokens = read_text(path).removesuffix("\n").split("\n")
+    # A file may list <unk>, too: for OpenNMT-tf that is a token like any other.
+    unk = "<oov>" if "<unk>" in tokens and len(tokens) < rows else "<unk>"
+    if unk not in tokens:
+        tokens.append(unk)
     reject({"a vocabulary with counts": any("\t" in token for token in tokens)})
-    return Symbols.find(tokens, str(path), unk="<unk>", eos="</s>", pad="<blank>", start="<s>")
+    return Symbols.find(tokens, str(path), unk=unk, eos="</s>", pad="<blank>", start="<s>")

@@ -105,13 +105,13 @@ def read_transformers(folder: pathlib.Path, given: ImportOptions) -> ForeignMode
         tensors = read_safetensors(path)
     source_table, target_table, projection, notes = _tables(tensors, config)
     tensors.ignore("model.*.embed_positions.weight")
-    source, target = _symbols(folder, config)
+    # As in transformers, config.json tells how to search only where there is no other file for it.
+    values = read_json(generation) if generation.exists() else config.values
+    generation_options = Options(values, str(folder), "transformers")
+    source, target = _symbols(folder, config, generation_options)
     spms = given.spms or (folder / "source.spm", folder / "target.spm")
     vocabularies = make_vocabularies((source, target), spms, str(folder))
-    values = dict(config.values) | (read_json(generation) if generation.exists() else {})
-    search, search_notes = _search(
-        Options(values, str(folder), "transformers"), target, vocabularies[1]
-    )
+    search, search_notes = _search(generation_options, target, vocabularies[1])
     return ForeignModel(
         options=options,
         tensors=tensors,
@@ -187,12 +187,13 @@ def _tables(tensors: Tensors, config: Options) -> tuple[Array, Array, Array, lis
     return source, target, projection, notes
 
 
-def _symbols(folder: pathlib.Path, config: Options) -> tuple[Symbols, Symbols]:
+def _symbols(folder: pathlib.Path, config: Options, generation: Options) -> tuple[Symbols, Symbols]:
     def read(path: pathlib.Path) -> Symbols:
         tokens = ids_to_tokens(read_json(path), str(path))
         found = Symbols.find(tokens, str(path), unk="<unk>", eos="</s>", pad="<pad>")
         # Its row is zero in a model that Marian trained, and not in one that was trained further.
         start = config.get("decoder_start_token_id", int, found.pad or 0)
+        start = generation.get("decoder_start_token_id", int, start)
         return dataclasses.replace(found, start=start)
 
     source = read(folder / "vocab.json")
@@ -206,6 +207,7 @@ def _search(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns fields of `SearchConfig`, and a note on generation options that it lacks."""
     search: dict[str, Any] = {
+        "beam_size": 1,  # greedy, unless num_beams is set
         "length_penalty": options.get("length_penalty", float, 1.0),
         "length_penalty_form": "power",
         # Lengths of transformers count the start token, and max_length EOS; ours count neither.

@@ -165,12 +165,24 @@ def _make_vocabularies(
 
 
 def extend_vocabularies(
-    data: DataConfig, vocabularies: tuple[Vocabulary, Vocabulary], task: Task = _TRANSLATION
+    data: DataConfig,
+    vocabularies: tuple[Vocabulary, Vocabulary],
+    task: Task = _TRANSLATION,
+    *,
+    share_ids: bool = False,
 ) -> tuple[Vocabulary, Vocabulary]:
     """Returns the vocabularies with the tokens that a run adds; one object if they share it.
 
     These are `add_tokens` and, if it extends the vocabularies, the tokens of vocabularies of the
     same kinds that are learned from the text to train on.
+
+    Args:
+        data: names the tokens and the text.
+        vocabularies: of source and target.
+        task: reads the text.
+        share_ids: whether an id is the same token on both sides although each cuts text in its own
+            way, as in imported models with one table and two SentencePiece models. Both then get
+            the tokens that one vocabulary of both sides' text has.
 
     Raises:
         InputError: a vocabulary cannot be extended, see `extend_vocabulary`.
@@ -179,27 +191,33 @@ def extend_vocabularies(
         return vocabularies
     tokens = split_list(data.add_tokens)
 
-    def extended(vocabulary: Vocabulary, sides: Sequence[int]) -> Vocabulary:
-        learned = None
-        if data.vocabulary == EXTEND:
-            extend_vocabulary(vocabulary, tokens=tokens)  # reports a wrong token before learning
-            kind = kind_of(vocabulary)
-            learned = learn_from_corpus(
-                task.train_sources(data),
-                sides,
-                kind=kind,
-                size=data.vocabulary_size,
-                normalization=data.vocabulary_normalization,
-                character_coverage=data.character_coverage,
-                tokens=() if kind == "word" else tokens,
-            )
-        return extend_vocabulary(vocabulary, learned, tokens)
+    def learn(vocabulary: Vocabulary, sides: Sequence[int]) -> Vocabulary | None:
+        if data.vocabulary != EXTEND:
+            return None
+        extend_vocabulary(vocabulary, tokens=tokens)  # reports a wrong token before learning
+        kind = kind_of(vocabulary)
+        return learn_from_corpus(
+            task.train_sources(data),
+            sides,
+            kind=kind,
+            size=data.vocabulary_size,
+            normalization=data.vocabulary_normalization,
+            character_coverage=data.character_coverage,
+            tokens=() if kind == "word" else tokens,
+        )
 
     source, target = vocabularies
     if source.fingerprint == target.fingerprint:
-        source = extended(source, (0, 1))
+        source = extend_vocabulary(source, learn(source, (0, 1)), tokens)
         return source, source
-    return extended(source, (0,)), extended(target, (1,))
+    if share_ids:
+        learned = learned_of_target = learn(source, (0, 1))
+    else:
+        learned, learned_of_target = learn(source, (0,)), learn(target, (1,))
+    return (
+        extend_vocabulary(source, learned, tokens),
+        extend_vocabulary(target, learned_of_target, tokens),
+    )
 
 
 def check_symbols(

@@ -546,7 +546,12 @@ def _begin_from_another_run(
     if configs.corpora.adds_tokens:
         say("Extending the vocabulary ...")
         old = vocabularies
-        vocabularies = extend_vocabularies(configs.corpora, old, configs.task)
+        vocabularies = extend_vocabularies(
+            configs.corpora,
+            old,
+            configs.task,
+            share_ids=start.config.target_vocabulary_size is None,
+        )
         new, new_of_target = map(cut_new_tokens, old, vocabularies)
         start = start.extended(new, new_of_target)
         model = configs.model.replace(

@@ -16,9 +16,12 @@ from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, TrainingConfig
 from keras_transformer.data import ParallelText
 from keras_transformer.errors import InputError
 from keras_transformer.inference.generate import search_translations
-from keras_transformer.interop import fairseq, import_run, pytorch, read_model
+from keras_transformer.interop import fairseq, import_run, opennmt_tf, pytorch, read_model
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
+from keras_transformer.interop.foreign import ImportOptions
+from keras_transformer.interop.reading import Tensors
 from keras_transformer.interop.transformers import export_transformers
+from keras_transformer.interop.vocabularies import word_vocabulary
 from keras_transformer.text import Tokenizer
 from keras_transformer.training import RunConfigs, RunDirectory, train
 from keras_transformer.training.prepare import tokenize
@@ -286,6 +289,37 @@ def test_eole_options_are_those_of_the_sides_first(copy):
             read(decoder, sinusoids | changes)
 
 
+@pytest.mark.parametrize("side", ["features", "labels"])
+def test_opennmt_tf_shared_table_is_stored_once(side, sample_model, monkeypatch):
+    read, folder = opennmt_tf._read_checkpoint, sample_model("opennmt_tf")
+    table = "model/examples_inputter/{}_inputter/embedding"
+    absent = [table.format(each) for each in ("features", "labels")]
+    absent.append("model/decoder/output_layer/kernel")
+
+    def read_shared(index):
+        tensors = read(index)
+        kept = {name: tensors.get(name) for name in tensors if name not in absent}
+        kept[table.format(side)] = tensors.get(table.format("labels"))
+        return Tensors(kept, str(index))
+
+    expected = read_model(folder, None, samples.given(folder)).target_table
+    monkeypatch.setattr(opennmt_tf, "_read_checkpoint", read_shared)
+    one = ImportOptions(vocabularies=(folder / "v.tgt", folder / "v.tgt"), num_heads=4)
+    found = read_model(folder, None, one)
+    assert found.config.share_embeddings == "all"
+    np.testing.assert_array_equal(found.target_table, expected)
+    found.to_model()
+
+
+@pytest.mark.parametrize(("rows", "unk"), [(5, 3), (6, 5)])
+def test_opennmt_tf_vocabulary_may_list_the_unknown_token(rows, unk, tmp_path):
+    tokens = ["<blank>", "<s>", "</s>", "<unk>", "a"]
+    (tmp_path / "v").write_text("\n".join(tokens) + "\n")
+    found = opennmt_tf._read_vocabulary(tmp_path / "v", rows)
+    assert (len(found.tokens), found.unk) == (rows, unk)
+    word_vocabulary(found, "v")
+
+
 def test_fairseq_joined_projections_are_split(sample_model, monkeypatch):
     read = fairseq.read_pytorch
     expected = samples.read_sample(sample_model, "fairseq_pre_gelu").model.to_model().get_weights()
@@ -346,10 +380,38 @@ def test_marian_learned_positions_leave_embeddings_unscaled(copy):
     assert read_model(copy("marian_embnorm_untied")).config.scale_embeddings
 
 
+def test_marian_accepts_the_special_tokens_of_nematus(copy):
+    folder = copy("marian_pre_relu")
+    expected, path = read_model(folder), folder / "vocab.src.yml"
+    text = path.read_text().replace("</s>: 0", "eos: 0").replace("<unk>: 1", "UNK: 1")
+    path.write_text(text)
+    assert read_model(folder).source == expected.source
+
+
+@pytest.mark.parametrize("rows", [590, 605])
+def test_marian_table_may_have_more_or_fewer_rows_than_the_vocabulary(rows, copy):
+    """As trained with --dim-vocabs."""
+    folder = copy("marian_pre_relu")
+    with np.load(folder / "model.npz") as arrays:
+        tensors = dict(arrays)
+    table = np.resize(tensors["encoder_Wemb"], (rows, 32))
+    np.savez(folder / "model.npz", **tensors | {"encoder_Wemb": table})
+    found = read_model(folder)
+    source, _ = found.vocabularies
+    assert source.size == rows + 2  # PAD and BOS besides
+    (last,) = source.encode(["flower goggles"])  # of 600 tokens the 596th and the last
+    assert last == ([597, 601] if rows > 600 else [1, 1])
+    model = found.to_model()
+    np.testing.assert_array_equal(model.source_embedding.table.numpy()[-1], table[-1])
+    assert found.notes[0].startswith(f"The model has {rows} tokens and vocab.src.yml 600: right")
+
+
 @pytest.mark.parametrize(
     ("generation", "search", "ignored"),
     [
-        ({}, {"min_length": 0, "beam_size": 4}, ""),
+        (None, {"min_length": 0, "beam_size": 4}, ""),  # as config.json says
+        ({}, {"min_length": 0, "beam_size": 1}, ""),
+        ({"num_beams": 6}, {"beam_size": 6}, ""),
         ({"min_length": 5, "max_length": 20}, {"min_length": 4, "max_length": 18}, ""),
         ({"max_new_tokens": 7, "min_new_tokens": 2}, {"min_length": 2, "max_length": 6}, ""),
         ({"no_repeat_ngram_size": 3, "repetition_penalty": 1.2, "early_stopping": True},
@@ -365,7 +427,8 @@ def test_marian_learned_positions_leave_embeddings_unscaled(copy):
 )  # fmt: skip
 def test_generation_options_are_taken_over_or_listed(generation, search, ignored, copy):
     folder = copy("hf_marian_bin")
-    (folder / "generation_config.json").write_text(json.dumps(generation))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
     found = read_model(folder)
     assert found.search.items() >= search.items()
     start = "Search options that this package does not have: "

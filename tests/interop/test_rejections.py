@@ -163,6 +163,7 @@ def test_rejected_folders_leave_no_run(case, copy, call, tmp_path):
           ("--num_heads=4", "--positions=marian", "--source_vocabulary=a --target_vocabulary=b")),
         ("--source_vocabulary=a", "--source_vocabulary and --target_vocabulary go together"),
         ("--model=x", "x does not exist; give the folder of a model, or its file"),
+        ("--run_dir=a,b", "a,b has a comma, which separates runs; give another path"),
     ],
 )  # fmt: skip
 def test_flags_that_do_not_fit_are_rejected(flags, message, copy, call, tmp_path):
@@ -254,14 +255,14 @@ def test_unsupported_options_are_named(format_name, changes, expected):
     ("options", "changes"),
     [
         ({}, {}),
-        ({"normalize": "1", "beam-size": "12"}, {"length_penalty": 1.0, "beam_size": 12}),
+        ({"normalize": "1", "beam-size": "6"}, {"length_penalty": 1.0, "beam_size": 6}),
         ({"allow-unk": "true"}, {"forbid_unknown": False}),
         ({"allow-unk": "false"}, {}),
     ],
 )
 def test_marian_search_options_are_taken_over(options, changes):
-    usual = {"length_penalty_form": "power", "length_penalty": 0.0, "forbid_unknown": True}
-    usual["min_length"] = 0
+    usual = {"beam_size": 12, "length_penalty_form": "power", "length_penalty": 0.0}
+    usual |= {"forbid_unknown": True, "min_length": 0}
     assert marian.search_fields(options)[0] == usual | changes
 
 
@@ -285,9 +286,11 @@ def test_vocabulary_of_pairs_of_bytes_is_rejected():
 def test_marianmt_start_token_is_read(tmp_path):
     tokens = {"</s>": 0, "<unk>": 1, "<pad>": 2, "a": 3}
     (tmp_path / "vocab.json").write_text(json.dumps(tokens))
-    for given, start in (({}, 2), ({"decoder_start_token_id": 0}, 0)):
-        found, _ = transformers._symbols(tmp_path, options(given))
+    zero = {"decoder_start_token_id": 0}
+    for config, generation, start in (({}, {}, 2), (zero, {}, 0), ({}, zero, 0)):
+        found, _ = transformers._symbols(tmp_path, options(config), options(generation))
         assert (found.start, found.order) == (start, [2, 1, start, 0, 3])
     for start in (-1, 4):
         with pytest.raises(InputError, match=f"the id of start is {start}, of 4 tokens"):
-            transformers._symbols(tmp_path, options({"decoder_start_token_id": start}))
+            given = options({"decoder_start_token_id": start})
+            transformers._symbols(tmp_path, given, options({}))

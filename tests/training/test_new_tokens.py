@@ -7,6 +7,7 @@ import tiny_run
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
+from keras_transformer.interop import import_run, read_model
 from keras_transformer.models import build_model
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunDirectory, train
@@ -113,6 +114,24 @@ def test_each_side_gets_the_tokens_of_its_text(origin, files, tmp_path):
     model = new.configs().model
     assert model.vocabulary_size == source.size + 7
     assert model.target_vocabulary_size == target.size + 4
+
+
+def test_sides_of_one_table_that_cut_text_differently_get_the_same_tokens(
+    files, sample_model, tmp_path
+):
+    """As of OPUS-MT: one list of tokens and a SentencePiece model for each side."""
+    origin = import_run(read_model(sample_model("hf_marian")), tmp_path / "origin", {})
+    new = RunDirectory.create(
+        tmp_path / "new", train=files, start_from=origin.path, vocabulary="extend",
+        add_tokens=",".join(TAGS), **OPTIONS,
+    )  # fmt: skip
+    model, (source, target) = new.configs().model, new.vocabularies()
+    assert (model.vocabulary_size, model.target_vocabulary_size) == (source.size, None)
+    assert source.fingerprint != target.fingerprint
+    first = origin.vocabularies()[0].size
+    pieces = source.pieces(range(first, source.size))
+    assert pieces == target.pieces(range(first, target.size))
+    assert {"Ж", *TAGS} <= set(pieces)
 
 
 def test_new_run_adds_tags_to_what_it_learns(files, tmp_path):
