@@ -23,6 +23,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -160,10 +161,19 @@ class RunDirectory:
 
     def check_is_new(self) -> None:
         """Raises `InputError` if a run is here, or what is left of one without its config.json;
-        or if the path has a comma, which separates runs in the flags of later commands.
+        or if the path has a comma, which separates runs in the flags of later commands, or a
+        bracket or backslash, with which TensorFlow does not find the checkpoints that it writes.
         """
         if "," in str(self.path):
             raise InputError(f"{self.path} has a comma, which separates runs; give another path")
+        # Its reader takes a path for a pattern. A run that starts from this one reads it by its
+        # resolved path.
+        for path in (self.path.absolute(), self.path.resolve()):
+            if found := re.search(r"[\[\\]", str(path)):
+                raise InputError(
+                    f"{path} has {found[0]}, and TensorFlow cannot read checkpoints from such a "
+                    "path; give another path"
+                )
         if self.exists:
             raise InputError(f"{self.path} holds a run already; resume it, or give another path")
         checkpoints = self.checkpoints()

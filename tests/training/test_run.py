@@ -127,6 +127,10 @@ def test_unusable_path_is_rejected(tmp_path):
         RunDirectory("")
     with pytest.raises(InputError, match="one,two has a comma, which separates runs"):
         tiny_run.create(tmp_path / "one,two")
+    (tmp_path / "link").symlink_to(tmp_path / "a[1]")
+    for path, character in (("a[1]/run", r"\["), (r"a\b", r"\\"), ("link/run", r"\[")):
+        with pytest.raises(InputError, match=f"has {character}, and TensorFlow cannot read"):
+            tiny_run.create(tmp_path / path)
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(InputError, match=r"^cannot write run directory .*file"):
