@@ -225,3 +225,25 @@ def test_other_threads_note_no_signals(handlers):
     thread.start()
     thread.join()
     assert found == [signal.default_int_handler]
+
+
+@pytest.fixture
+def keep_in(monkeypatch):
+    """Has XLA keep programs in a folder, and gives the folder that it is told to use, if any."""
+
+    def keep_in(folder):
+        monkeypatch.setenv("TF_XLA_FLAGS", "")
+        host.keep_programs(str(folder))
+        given = os.environ["TF_XLA_FLAGS"].partition(" ")[0].partition("=")[2]
+        return pathlib.Path(given) if given else None
+
+    return keep_in
+
+
+def test_unwritable_folder_for_programs_is_reported_and_not_used(keep_in, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert keep_in(tmp_path / "file") is None
+    message = f"Cannot keep compiled programs in {tmp_path}/file (Not a directory), so another "
+    assert capsys.readouterr().err.startswith(message)
+    assert keep_in(tmp_path / "new").is_dir()
+    assert capsys.readouterr().err == ""

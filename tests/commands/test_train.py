@@ -61,7 +61,7 @@ def test_early_stop_is_said_when_it_happens_and_afterwards(call, tmp_path, train
 def test_finished_run_is_reported_and_unchanged(call, copy, texts):
     before = _contents(copy)
     same = f"--train_source={texts}/../{texts.name}/train.en"  # the path in another way
-    result = call("train.py", f"--run_dir={copy}", same)
+    result = call("train.py", f"--run_dir={copy}", same, "--compile_cache=")
     assert (result.code, result.err) == (0, "")
     assert "Nothing to do: the run has reached its last step, 300; give more" in result.out
     after = _contents(copy)
