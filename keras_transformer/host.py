@@ -237,14 +237,19 @@ def keep_programs(folder: str | None = None) -> None:
 
 
 def _prune_programs(folder: pathlib.Path) -> None:
-    """Removes old programs and those cut short."""
+    """Removes old programs and those cut short, as other processes may do at the same time."""
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.message import DecodeError
 
-    programs = sorted(folder.glob("*.pb"), key=os.path.getmtime, reverse=True)
-    for number, program in enumerate(programs):
+    written: dict[pathlib.Path, float] = {}
+    for program in folder.glob("*.pb"):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            written[program] = program.stat().st_mtime
+    for number, program in enumerate(sorted(written, key=written.__getitem__, reverse=True)):
         try:
             Empty.FromString(program.read_bytes())  # any whole protocol buffer
+        except FileNotFoundError:
+            continue
         except DecodeError:
             number = _KEPT_PROGRAMS
         if number >= _KEPT_PROGRAMS:

@@ -247,3 +247,22 @@ def test_unwritable_folder_for_programs_is_reported_and_not_used(keep_in, tmp_pa
     assert capsys.readouterr().err.startswith(message)
     assert keep_in(tmp_path / "new").is_dir()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("method", ["stat", "read_bytes"])
+def test_another_process_may_prune_programs_meanwhile(keep_in, tmp_path, monkeypatch, method):
+    folder = keep_in(tmp_path)
+    for number in range(70):
+        (folder / f"{number}.pb").touch()
+    os.utime(folder / "0.pb", (0, 0))
+    plain = getattr(pathlib.Path, method)
+
+    def overtaken(path):
+        if path.name == "69.pb":
+            path.unlink(missing_ok=True)
+        return plain(path)
+
+    monkeypatch.setattr(pathlib.Path, method, overtaken)
+    assert keep_in(tmp_path) == folder
+    assert len(list(folder.iterdir())) <= 64
+    assert not (folder / "0.pb").exists()
