@@ -327,7 +327,6 @@ def write_corpus(
         for side in _SIDES:
             append(f"{side}_offsets", np.zeros(1, np.int64))
         for part, source in enumerate(sources):
-            identity = source.identity
             dropped: list[dict[str, int]] = []
             before = part_offsets[-1] + sum(sum(counts.values()) for counts in all_dropped)
             report = lambda pairs, before=before: progress(before + pairs)  # noqa: E731
@@ -337,7 +336,9 @@ def write_corpus(
                     append(f"{side}_ids", getattr(chunk, f"{side}_ids"))
                     append(f"{side}_offsets", getattr(chunk, f"{side}_offsets")[1:] + begin)
                 dropped.append(chunk.dropped)
-            if source.identity != identity:
+            # By what the name of the folder was made of: text may change before it is read, too.
+            if source.identity != inputs["sources"][part]:
+                shutil.rmtree(maker.folder, ignore_errors=True)  # shards of other text
                 raise InputError(f"{source} changed while it was read; start again")
             part_offsets.append(lengths["source_offsets"] - 1)
             if part_offsets[-1] == part_offsets[-2]:
