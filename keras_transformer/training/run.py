@@ -7,7 +7,8 @@ starts from another one gets the checkpoint `step-0`, and that an average goes w
 numbers and moving averages to those of the newest whole checkpoint (`Checkpoints.resume`), whose
 step is the place in the data to go on from.
 
-config.json         the configurations and the task; fingerprints of the vocabularies
+config.json         the configurations and the task; fingerprints of the vocabularies; once it is
+                    trained, how many shapes its batches may have
 source.model        the source's SentencePiece vocabulary; the target's too if it is shared
 target.model        the target's vocabulary, if it has its own
 checkpoints/        see `checkpoints.py`
@@ -272,7 +273,7 @@ class RunDirectory:
             checkpoints = self.checkpoints()
             if before != after and checkpoints.to_average(*after):
                 checkpoints.drop(AVERAGE)  # made again when the run comes to its end
-            self._write_config(changed, self._fingerprints())
+            self._write_config(changed, self._fingerprints(), self.max_shapes)
 
     def change(self, **options: Any) -> None:
         """Changes settings of the run by name; raises as `continue_with` does.
@@ -281,6 +282,18 @@ class RunDirectory:
             >>> run.change(train_steps=40_000)  # `train` then goes on to that step
         """
         self.continue_with(changed_configs(self.configs(), options))
+
+    @property
+    def max_shapes(self) -> int | None:
+        """How many shapes batches may have; None before training, and in runs that stored none."""
+        with self._config() as values:
+            found = values.get("max_shapes")
+            return None if found is None else int(found)
+
+    def keep_max_shapes(self, max_shapes: int) -> None:
+        """Stores how many shapes batches may have, by which later commands find their place."""
+        if max_shapes != self.max_shapes:
+            self._write_config(self.configs(), self._fingerprints(), max_shapes)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -403,8 +416,15 @@ class RunDirectory:
             names = [self._source_path.name, self._target_path.name]
             return {name: stored[name] for name in names[: max(1, len(stored))]}
 
-    def _write_config(self, configs: RunConfigs, fingerprints: Mapping[str, str]) -> None:
+    def _write_config(
+        self,
+        configs: RunConfigs,
+        fingerprints: Mapping[str, str],
+        max_shapes: int | None = None,
+    ) -> None:
         values = configs.to_dict() | {"vocabularies": fingerprints}
+        if max_shapes is not None:
+            values["max_shapes"] = max_shapes
         with self._writing():
             write_atomically(self._config_path, json.dumps(values, indent=2) + "\n")
 
