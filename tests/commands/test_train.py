@@ -6,11 +6,18 @@ import platform
 import re
 import shutil
 import signal
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
+from keras_transformer.config import (
+    DataConfig,
+    ModelConfig,
+    TrainingConfig,
+    TransformerConfig,
+    model,
+)
 from keras_transformer.models import Transformer
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory, Stopped, distribution
@@ -292,16 +299,28 @@ def test_fine_tuning_rate_is_higher_with_lora(origin, options, factor):
     assert configs.training.learning_rate == pytest.approx(factor * (16 * 4000) ** -0.5, rel=0.02)
 
 
+@pytest.fixture
+def own_architectures():
+    """Registers an architecture without presets, "toy", and one without a preset "tiny"."""
+    with mock.patch.dict(model._ARCHITECTURES):
+        for name, presets in (("toy", {}), ("mine", {"mine-small": {"model_dim": 16}})):
+            type(name, (ModelConfig,), {"architecture": name, "PRESETS": presets})
+        yield
+
+
 @pytest.mark.parametrize(
     "options",
     [
         ["--train_source=a", "--train_target=b", "--preset=rnn-base", "--dropout=0.25"],
         ["--train_file=a", "--vocabulary=v.model", "--noshare_vocabulary", "--clip_norm=3.5"],
         ["--train_file=a", "--seed=7", "--freeze=encoder", "--start_from={origin}"],
+        ["--train_file=a", "--task=pronunciation", "--preset=base"],  # the paper's learning rate
+        ["--train_file=a", "--task=pronunciation", "--architecture=toy", "--preset=tiny"],
+        ["--train_file=a", "--architecture=mine", "--preset=mine-small"],
     ],
-    ids=["recurrent", "vocabulary", "start"],
+    ids=["recurrent", "vocabulary", "start", "task", "toy", "mine"],
 )
-def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options):
+def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options, own_architectures):
     options = [option.format(origin=origin.path) for option in options]
     printed = call("train.py", f"--run_dir={tmp_path}/new", "--print_flags", *options)
     assert printed.code == 0, printed.err
