@@ -166,7 +166,9 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
     for abandoned in parent.glob(f"{_ASIDE}*"):
         if abandoned.is_symlink():  # never made by this module
             continue
-        if not abandoned.name.startswith(own) and _seconds_unchanged(abandoned) < _DAY_S:
+        # All but the random part: the host "train" is not the host "train-2".
+        is_own = f"{abandoned.name.rpartition('-')[0]}-" == own
+        if not is_own and _seconds_unchanged(abandoned) < _DAY_S:
             continue
         with contextlib.suppress(OSError), _open_lock(abandoned) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
