@@ -296,6 +296,7 @@ def test_plain_and_packed_files_give_the_same_lines(tmp_path, pack, suffix):
             "a\u2028b\u0085c\x0cd\re\r\n\ufeffg\r\r\nlast",
             ["a\u2028b\u0085c\x0cd\re", "\ufeffg\r", "last"],
         ),
+        ("BZh9 is how bzip2 begins\n", ["BZh9 is how bzip2 begins"]),
         ("\ufeff\none\n\n", ["", "one", ""]),  # blank lines count, a byte order mark does not
     ],
 )
@@ -326,6 +327,7 @@ def test_large_file_is_streamed(tmp_path, name, open_):
         ("empty", b"", r"empty is empty; expected"),
         ("only_a_mark", b"\xef\xbb\xbf", r"only_a_mark is empty; expected"),
         ("empty.gz", gzip.compress(b"", mtime=0), r"empty\.gz is empty"),
+        ("empty_packed", bz2.compress(b""), r"empty_packed is empty"),
         ("latin1", "gut\nH\u00e4user\n".encode("latin-1"), r"latin1, line 2: not UTF-8"),
         (
             "cut.gz",
