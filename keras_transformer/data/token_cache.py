@@ -297,7 +297,12 @@ def open_corpus(path: pathlib.Path) -> TokenizedCorpus | None:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         arrays = {name: _map(path / name, *array) for name, array in manifest["arrays"].items()}
         part_offsets = np.array(manifest["part_offsets"], np.int64)
-        return TokenizedCorpus(**arrays, part_offsets=part_offsets, dropped=manifest["dropped"])
+        return TokenizedCorpus(
+            **arrays,
+            part_offsets=part_offsets,
+            dropped=manifest["dropped"],
+            text=_digest(manifest["inputs"]["sources"]),
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -383,4 +388,9 @@ def _inputs(
         "vocabularies": [vocabulary.fingerprint for vocabulary in vocabularies],
         **dataclasses.asdict(length_filter),
     }
-    return inputs, hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    return inputs, _digest(inputs)
+
+
+def _digest(values: Any) -> str:
+    """Returns a hash of JSON values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -8,7 +8,7 @@ numbers and moving averages to those of the newest whole checkpoint (`Checkpoint
 step is the place in the data to go on from.
 
 config.json         the configurations and the task; fingerprints of the vocabularies; once it is
-                    trained, how many shapes its batches may have
+                    trained, what else its batches follow from, see `RunDirectory.trained_with`
 source.model        the source's SentencePiece vocabulary; the target's too if it is shared
 target.model        the target's vocabulary, if it has its own
 checkpoints/        see `checkpoints.py`
@@ -273,7 +273,7 @@ class RunDirectory:
             checkpoints = self.checkpoints()
             if before != after and checkpoints.to_average(*after):
                 checkpoints.drop(AVERAGE)  # made again when the run comes to its end
-            self._write_config(changed, self._fingerprints(), self.max_shapes)
+            self._write_config(changed, self._fingerprints(), self.trained_with)
 
     def change(self, **options: Any) -> None:
         """Changes settings of the run by name; raises as `continue_with` does.
@@ -284,16 +284,18 @@ class RunDirectory:
         self.continue_with(changed_configs(self.configs(), options))
 
     @property
-    def max_shapes(self) -> int | None:
-        """How many shapes batches may have; None before training, and in runs that stored none."""
-        with self._config() as values:
-            found = values.get("max_shapes")
-            return None if found is None else int(found)
+    def trained_with(self) -> dict[str, Any]:
+        """What batches follow from besides the configurations; empty before training.
 
-    def keep_max_shapes(self, max_shapes: int) -> None:
-        """Stores how many shapes batches may have, by which later commands find their place."""
-        if max_shapes != self.max_shapes:
-            self._write_config(self.configs(), self._fingerprints(), max_shapes)
+        "max_shapes" is how many shapes they may have, "text" the digest of the text in files.
+        """
+        with self._config() as values:
+            return dict(values.get("trained_with", {}))
+
+    def keep_trained_with(self, **values: Any) -> None:
+        """Stores what `trained_with` returns from now on."""
+        if values != self.trained_with:
+            self._write_config(self.configs(), self._fingerprints(), values)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -420,11 +422,11 @@ class RunDirectory:
         self,
         configs: RunConfigs,
         fingerprints: Mapping[str, str],
-        max_shapes: int | None = None,
+        trained_with: Mapping[str, Any] | None = None,
     ) -> None:
         values = configs.to_dict() | {"vocabularies": fingerprints}
-        if max_shapes is not None:
-            values["max_shapes"] = max_shapes
+        if trained_with:
+            values["trained_with"] = dict(trained_with)
         with self._writing():
             write_atomically(self._config_path, json.dumps(values, indent=2) + "\n")
 
@@ -555,13 +557,12 @@ def create_run(
 def reopen_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
     """Changes the settings of a run to those asked for, and returns its text."""
     run.continue_with(configs)
-    tokens, steps = text.tokens(run), run.checkpoints().steps()
-    had_tokens = set(tokens.glob("*"))
     corpus = text.tokenized(run, configs, run.vocabularies())
-    if steps and not had_tokens.issuperset(tokens.glob("*")):
+    step, before = max(run.checkpoints().steps(), default=0), run.trained_with.get("text")
+    if step and before not in (None, corpus.text):
         text.say(
-            "The text was not in the cache: if it has changed since the run began, the run resumes "
-            f"at step {steps[-1]:,} with the text as it is now."
+            f"The text has changed since the run was trained last: it resumes at step {step:,} "
+            "with the text as it is now."
         )
     return corpus
 

@@ -216,6 +216,8 @@ class Trainer:
         # Few shapes where XLA compiles a program for each.
         usual_shapes = MAX_COMPILED_SHAPES if model.uses_xla else MAX_SHAPES
         max_shapes = self._max_shapes(usual_shapes)
+        kept = {"max_shapes": max_shapes} | ({"text": corpus.text} if corpus.text else {})
+        self._on_chief(lambda: self.run.keep_trained_with(**kept))
         options: Any = {
             "batch_tokens": training.batch_tokens,
             "batch_sentences": training.batch_sentences,
@@ -323,10 +325,8 @@ class Trainer:
         Which pairs the batches of a step have depends on it: with another one, as XLA has, a
         resumed run would not come to some pairs, and to others twice.
         """
-        kept = self.run.max_shapes if self.step else None
-        max_shapes = int(value_of_chief(self.strategy, kept or usual))
-        self._on_chief(lambda: self.run.keep_max_shapes(max_shapes))
-        return max_shapes
+        kept = self.run.trained_with.get("max_shapes", usual) if self.step else usual
+        return int(value_of_chief(self.strategy, kept))
 
     def _open_log(
         self,

@@ -116,7 +116,7 @@ def test_damaged_run_is_resumed_and_extended(call, copy):
     data.write_bytes(data.read_bytes()[:1000])
     result = call("train.py", f"--run_dir={copy}", "--train_steps=302", "--log_steps=70")
     assert result.code == 0, result.err
-    assert "The text was not in the cache: if it has changed since the run began" in result.out
+    assert "The text has changed" not in result.out
     assert "step-300 is damaged" in result.out
     assert "resuming from step 150" in result.out
     assert "Trained 302 steps on " in result.out
@@ -125,6 +125,8 @@ def test_damaged_run_is_resumed_and_extended(call, copy):
     after = json.loads((copy / "config.json").read_text())
     assert after["training"] == before["training"] | {"train_steps": 302, "log_steps": 70}
     assert (after["model"], after["data"]) == (before["model"], before["data"])
+    assert after["trained_with"] == before["trained_with"]
+    assert after["trained_with"].keys() == {"max_shapes", "text"}
 
 
 def test_run_without_its_test_files_is_resumed(call, copy, tmp_path):

@@ -164,7 +164,8 @@ def test_resumed_run_is_exact_and_can_be_extended(undisturbed, tmp_path):
 def test_resumed_run_keeps_its_number_of_shapes(undisturbed, tmp_path, monkeypatch, capsys):
     run, _ = undisturbed
     copy = copy_of(run, tmp_path / "copy", until_step=8)
-    assert (copy.max_shapes, tiny_run.create(tmp_path / "new").max_shapes) == (MAX_SHAPES, None)
+    assert copy.trained_with == {"max_shapes": MAX_SHAPES}
+    assert tiny_run.create(tmp_path / "new").trained_with == {}
     shapes = BatchPlan(tiny_run.corpus(), batch_tokens=64).shapes
     monkeypatch.setattr(trainer, "MAX_COMPILED_SHAPES", 1)
     compiles = mock.Mock(side_effect=InputError("no XLA here"))
@@ -181,10 +182,10 @@ def test_resumed_run_keeps_its_number_of_shapes(undisturbed, tmp_path, monkeypat
     assert_same_checkpoint(run, copy, "step-12")
     (copy.path / "checkpoints" / "step-12.index").unlink()
     values = json.loads((copy.path / "config.json").read_text())
-    assert values.pop("max_shapes") == MAX_SHAPES
+    assert values.pop("trained_with") == {"max_shapes": MAX_SHAPES}
     (copy.path / "config.json").write_text(json.dumps(values))  # as earlier versions wrote it
     train(copy, tiny_run.corpus(), show=False)
-    assert copy.max_shapes == 1
+    assert copy.trained_with == {"max_shapes": 1}
 
 
 def test_float16_overflows_count_as_steps_and_resume_exactly(tmp_path, monkeypatch):
