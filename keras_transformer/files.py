@@ -39,12 +39,15 @@ CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f]"  # a pattern of Python and of Tenso
 _ASIDE = ".writing-"
 _LOCK = "lock"
 _DAY_S = 24 * 3600
-# Files that are decompressed while they are read: name, suffix, first bytes, reader.
+# Files that are decompressed while they are read: name, suffix, pattern of the first bytes, reader.
+# Text may begin with "BZh" too, but not with what follows it in a packed file: a level, then the
+# mark of a block or of the end.
 _PACKED: tuple[tuple[str, str, bytes, Callable[[IO[bytes]], Any]], ...] = (
-    ("gzip", ".gz", b"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
-    ("bzip2", ".bz2", b"BZh", bz2.BZ2File),
-    ("xz", ".xz", b"\xfd7zXZ\x00", lzma.LZMAFile),
+    ("gzip", ".gz", rb"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
+    ("bzip2", ".bz2", rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", bz2.BZ2File),
+    ("xz", ".xz", rb"\xfd7zXZ\x00", lzma.LZMAFile),
 )
+_LONGEST_START = 10  # bytes
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 1 << 18
@@ -166,7 +169,9 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
     for abandoned in parent.glob(f"{_ASIDE}*"):
         if abandoned.is_symlink():  # never made by this module
             continue
-        if not abandoned.name.startswith(own) and _seconds_unchanged(abandoned) < _DAY_S:
+        # All but the random part: the host "train" is not the host "train-2".
+        is_own = f"{abandoned.name.rpartition('-')[0]}-" == own
+        if not is_own and _seconds_unchanged(abandoned) < _DAY_S:
             continue
         with contextlib.suppress(OSError), _open_lock(abandoned) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
@@ -339,12 +344,10 @@ def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
     kind = None
     try:
         with io.BufferedReader(io.FileIO(path), _BUFFER_BYTES) as file:
-            start = file.peek(len(_ZSTD_MAGIC))
+            start = file.peek(_LONGEST_START)
             if start.startswith(_ZSTD_MAGIC):
                 raise InputError(f"{path} is packed by zstd; unpack it with: zstd -d {path}")
-            found = [
-                each for each in _PACKED if path.suffix == each[1] or start.startswith(each[2])
-            ]
+            found = [each for each in _PACKED if path.suffix == each[1] or re.match(each[2], start)]
             if found:
                 kind, *_, unpack = found[0]
                 # These files find the ends of lines in Python, a buffer around them does so in C.

@@ -8,6 +8,8 @@ import os
 import pathlib
 import platform
 import signal
+import sys
+import tempfile
 import threading
 import zlib
 from collections.abc import Iterator
@@ -204,28 +206,51 @@ def keep_programs(folder: str | None = None) -> None:
 
     Each version of TensorFlow and kind of machine has its own folder within, since XLA would take
     a program of another one for its own. The newest `_KEPT_PROGRAMS` are kept there; one that was
-    cut short, which XLA would fail to read, is removed.
+    cut short, which XLA would fail to read, is removed. A folder that cannot be written, which
+    would end each program of XLA, is reported on standard error, and nothing is kept.
 
     Args:
         folder: where; None means keras-transformer in $XDG_CACHE_HOME or ~/.cache.
     """
-    from google.protobuf.empty_pb2 import Empty
-    from google.protobuf.message import DecodeError
-
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     root = pathlib.Path(folder or pathlib.Path(home) / "keras-transformer").expanduser().resolve()
     cards = sorted(path.read_text() for path in NVIDIA_DRIVER.glob("gpus/*/information"))
     machine = zlib.crc32(" ".join([*sorted(cpu_flags()), *cards]).encode())
     path = root / f"tensorflow-{importlib.metadata.version('tensorflow')}-{machine:08x}"
-    programs = sorted(path.glob("*.pb"), key=os.path.getmtime, reverse=True)
-    for number, program in enumerate(programs):
-        try:
-            Empty.FromString(program.read_bytes())  # any whole protocol buffer
-        except DecodeError:
-            number = _KEPT_PROGRAMS
-        if number >= _KEPT_PROGRAMS:
-            program.unlink(missing_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):  # a disk may be full or read-only
+            pass
+        _prune_programs(path)
+    except OSError as error:
+        print(
+            f"Cannot keep compiled programs in {root} ({error.strerror}), so another process "
+            "compiles them again; name a folder with --compile_cache, or none with "
+            "--compile_cache=",
+            file=sys.stderr,
+        )
+        return
     os.environ["TF_XLA_FLAGS"] = (
         f"--tf_xla_persistent_cache_directory={path} "
         f"--tf_xla_persistent_cache_device_types=CPU,GPU {os.environ.get('TF_XLA_FLAGS', '')}"
     )
+
+
+def _prune_programs(folder: pathlib.Path) -> None:
+    """Removes old programs and those cut short, as other processes may do at the same time."""
+    from google.protobuf.empty_pb2 import Empty
+    from google.protobuf.message import DecodeError
+
+    written: dict[pathlib.Path, float] = {}
+    for program in folder.glob("*.pb"):
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            written[program] = program.stat().st_mtime
+    for number, program in enumerate(sorted(written, key=written.__getitem__, reverse=True)):
+        try:
+            Empty.FromString(program.read_bytes())  # any whole protocol buffer
+        except FileNotFoundError:
+            continue
+        except DecodeError:
+            number = _KEPT_PROGRAMS
+        if number >= _KEPT_PROGRAMS:
+            program.unlink(missing_ok=True)

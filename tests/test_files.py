@@ -206,18 +206,19 @@ def test_folder_of_another_process_is_kept(tmp_path):
 
 
 def test_only_abandoned_folders_are_removed(tmp_path):
-    for name in ("locked-once", "before-its-lock"):
+    for name in ("locked_once", "before_its_lock"):
         (tmp_path / f"{ASIDE}{name}").mkdir()
         (tmp_path / f"{ASIDE}{name}" / "file").write_text("text")
-    (tmp_path / f"{ASIDE}locked-once" / "lock").touch()
+    (tmp_path / f"{ASIDE}locked_once" / "lock").touch()
     with atomic_folder(tmp_path / "one") as first, atomic_folder(tmp_path / "two") as second:
         assert names_in(tmp_path) == sorted([first.name, second.name])
     assert names_in(tmp_path) == ["one", "two"]
 
 
-def test_folder_of_another_machine_is_removed_after_a_day_without_changes(tmp_path):
+@pytest.mark.parametrize("host", ["another.machine", f"{platform.node()}-2"])
+def test_folder_of_another_machine_is_removed_after_a_day_without_changes(tmp_path, host):
     """Where locks are local to a machine, its lock seems to be free."""
-    other = tmp_path / ".writing-another.machine-0"
+    other = tmp_path / f".writing-{host}-0"
     (other / "inner").mkdir(parents=True)
     for path in (other / "lock", other / "inner" / "file"):
         path.touch()
@@ -295,6 +296,7 @@ def test_plain_and_packed_files_give_the_same_lines(tmp_path, pack, suffix):
             "a\u2028b\u0085c\x0cd\re\r\n\ufeffg\r\r\nlast",
             ["a\u2028b\u0085c\x0cd\re", "\ufeffg\r", "last"],
         ),
+        ("BZh9 is how bzip2 begins\n", ["BZh9 is how bzip2 begins"]),
         ("\ufeff\none\n\n", ["", "one", ""]),  # blank lines count, a byte order mark does not
     ],
 )
@@ -325,6 +327,7 @@ def test_large_file_is_streamed(tmp_path, name, open_):
         ("empty", b"", r"empty is empty; expected"),
         ("only_a_mark", b"\xef\xbb\xbf", r"only_a_mark is empty; expected"),
         ("empty.gz", gzip.compress(b"", mtime=0), r"empty\.gz is empty"),
+        ("empty_packed", bz2.compress(b""), r"empty_packed is empty"),
         ("latin1", "gut\nH\u00e4user\n".encode("latin-1"), r"latin1, line 2: not UTF-8"),
         (
             "cut.gz",

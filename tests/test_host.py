@@ -225,3 +225,44 @@ def test_other_threads_note_no_signals(handlers):
     thread.start()
     thread.join()
     assert found == [signal.default_int_handler]
+
+
+@pytest.fixture
+def keep_in(monkeypatch):
+    """Has XLA keep programs in a folder, and gives the folder that it is told to use, if any."""
+
+    def keep_in(folder):
+        monkeypatch.setenv("TF_XLA_FLAGS", "")
+        host.keep_programs(str(folder))
+        given = os.environ["TF_XLA_FLAGS"].partition(" ")[0].partition("=")[2]
+        return pathlib.Path(given) if given else None
+
+    return keep_in
+
+
+def test_unwritable_folder_for_programs_is_reported_and_not_used(keep_in, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert keep_in(tmp_path / "file") is None
+    message = f"Cannot keep compiled programs in {tmp_path}/file (Not a directory), so another "
+    assert capsys.readouterr().err.startswith(message)
+    assert keep_in(tmp_path / "new").is_dir()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("method", ["stat", "read_bytes"])
+def test_another_process_may_prune_programs_meanwhile(keep_in, tmp_path, monkeypatch, method):
+    folder = keep_in(tmp_path)
+    for number in range(70):
+        (folder / f"{number}.pb").touch()
+    os.utime(folder / "0.pb", (0, 0))
+    plain = getattr(pathlib.Path, method)
+
+    def overtaken(path):
+        if path.name == "69.pb":
+            path.unlink(missing_ok=True)
+        return plain(path)
+
+    monkeypatch.setattr(pathlib.Path, method, overtaken)
+    assert keep_in(tmp_path) == folder
+    assert len(list(folder.iterdir())) <= 64
+    assert not (folder / "0.pb").exists()

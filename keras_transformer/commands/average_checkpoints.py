@@ -27,16 +27,17 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.training import RunDirectory
 
     run = RunDirectory(_RUN_DIR.value)
-    configs = run.configs()
-    checkpoints = run.checkpoints()
-    if _LAST.value is None:
-        training = configs.training
-        steps = checkpoints.to_average(training.average_last, training.average_best)
-    else:
-        steps = checkpoints.newest(_LAST.value)
-        if len(steps) < _LAST.value:
-            raise InputError(f"--last={_LAST.value} is more than the {len(steps)} checkpoints")
-    model = build_model(configs.model, dtype="float32")
-    checkpoints.average(model, steps)
-    checkpoints.save_weights(model)
-    print(f"Averaged steps {', '.join(map(str, steps))} into {checkpoints.folder / 'average'}.")
+    with run.lock():  # a running training would drop checkpoints, and go beyond this average
+        configs = run.configs()
+        checkpoints = run.checkpoints()
+        if _LAST.value is None:
+            training = configs.training
+            steps = checkpoints.to_average(training.average_last, training.average_best)
+        else:
+            steps = checkpoints.newest(_LAST.value)
+            if len(steps) < _LAST.value:
+                raise InputError(f"--last={_LAST.value} is more than the {len(steps)} checkpoints")
+        model = build_model(configs.model, dtype="float32")
+        checkpoints.average(model, steps)
+        checkpoints.save_weights(model)
+        print(f"Averaged steps {', '.join(map(str, steps))} into {checkpoints.folder / 'average'}.")

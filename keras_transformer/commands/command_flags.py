@@ -28,6 +28,7 @@ flags.disclaim_key_flags()  # these are flags of the command that defines them t
 _HEADINGS = {DataConfig: "Data", TrainingConfig: "Training", SearchConfig: "Search"}
 # The flags under each heading of --help, in the order of their definition.
 _groups: dict[str, dict[str, None]] = {}
+_MAY_BE_EMPTY = ("compile_cache",)  # which is then off
 
 
 def define_flags(
@@ -210,6 +211,8 @@ def parse_flags(argv: list[str]) -> list[str]:
     except flags.Error as error:
         raise InputError(f"{_explain(error)}; --help lists the flags") from error
     for name in flags.FLAGS:
+        if name in _MAY_BE_EMPTY:
+            continue
         if flags.FLAGS[name].present and flags.FLAGS[name].value == "":  # as in an unset variable
             raise InputError(f"--{name} is empty; give it a value, or remove it")
     return arguments

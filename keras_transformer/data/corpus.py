@@ -181,6 +181,7 @@ class TokenizedCorpus:
         source_offsets, target_offsets: int64 [N + 1], where each sentence begins.
         part_offsets: int64 [P + 1]: pairs part_offsets[p]:part_offsets[p + 1] are of corpus p.
         dropped: number of dropped pairs by reason.
+        text: a digest of the text, None if it is not from a token cache.
 
     Example:
         >>> corpus = TokenizedCorpus.from_ids([[5, 6], []], [[7], [8]])
@@ -194,6 +195,7 @@ class TokenizedCorpus:
     target_offsets: npt.NDArray[np.int64]
     part_offsets: npt.NDArray[np.int64]
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
+    text: str | None = None
 
     @classmethod
     def from_ids(

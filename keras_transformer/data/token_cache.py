@@ -297,7 +297,12 @@ def open_corpus(path: pathlib.Path) -> TokenizedCorpus | None:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         arrays = {name: _map(path / name, *array) for name, array in manifest["arrays"].items()}
         part_offsets = np.array(manifest["part_offsets"], np.int64)
-        return TokenizedCorpus(**arrays, part_offsets=part_offsets, dropped=manifest["dropped"])
+        return TokenizedCorpus(
+            **arrays,
+            part_offsets=part_offsets,
+            dropped=manifest["dropped"],
+            text=_digest(manifest["inputs"]["sources"]),
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -327,7 +332,6 @@ def write_corpus(
         for side in _SIDES:
             append(f"{side}_offsets", np.zeros(1, np.int64))
         for part, source in enumerate(sources):
-            identity = source.identity
             dropped: list[dict[str, int]] = []
             before = part_offsets[-1] + sum(sum(counts.values()) for counts in all_dropped)
             report = lambda pairs, before=before: progress(before + pairs)  # noqa: E731
@@ -337,7 +341,9 @@ def write_corpus(
                     append(f"{side}_ids", getattr(chunk, f"{side}_ids"))
                     append(f"{side}_offsets", getattr(chunk, f"{side}_offsets")[1:] + begin)
                 dropped.append(chunk.dropped)
-            if source.identity != identity:
+            # By what the name of the folder was made of: text may change before it is read, too.
+            if source.identity != inputs["sources"][part]:
+                shutil.rmtree(maker.folder, ignore_errors=True)  # shards of other text
                 raise InputError(f"{source} changed while it was read; start again")
             part_offsets.append(lengths["source_offsets"] - 1)
             if part_offsets[-1] == part_offsets[-2]:
@@ -382,4 +388,9 @@ def _inputs(
         "vocabularies": [vocabulary.fingerprint for vocabulary in vocabularies],
         **dataclasses.asdict(length_filter),
     }
-    return inputs, hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+    return inputs, _digest(inputs)
+
+
+def _digest(values: Any) -> str:
+    """Returns a hash of JSON values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

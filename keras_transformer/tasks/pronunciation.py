@@ -76,11 +76,15 @@ class PronunciationTask(Task):
         share = self.held_out
         parts = {"train": (2 * share, 1.0), "validation": (0.0, share), "test": (share, 2 * share)}
         check_choice("split", split, tuple(parts))
-        return [
+        dictionaries = [
             dataclasses.replace(each, part=parts[split])
             for each in super().pair_sources(data, "train")
             if isinstance(each, PronunciationDictionary)
         ]
+        if split == "train":
+            return [*dictionaries]
+        # One dev set and one test set of all: a small dictionary may hold no word out.
+        return [_JoinedDictionaries(tuple(dictionaries))]
 
     @staticmethod
     def _has_dev_set(data: DataConfig) -> bool:
@@ -219,6 +223,23 @@ class PronunciationDictionary(PairFile):
             word, text = [*line.split(maxsplit=1), ""][:2]
             text = f" {text}".partition(" #")[0]
         return _VARIANT_NUMBER.sub("", word.strip()), normalize_phones(text, self.keep_stress)
+
+
+@dataclasses.dataclass(frozen=True)
+class _JoinedDictionaries:
+    """The words of several dictionaries, one after the other."""
+
+    dictionaries: tuple[PronunciationDictionary, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.dictionaries))
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "joined", "sources": [each.identity for each in self.dictionaries]}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return itertools.chain.from_iterable(self.dictionaries)
 
 
 def normalize_phones(text: str, keep_stress: bool) -> str:

@@ -72,6 +72,8 @@ class TrainingMeter:
         self._model = model
         self._rate = sustained_flops
         self._so_far = {name: last.get(name, 0) for name in TOTALS}  # in the newest row
+        if sustained_flops is not None and "sustained_flops" not in last:  # given to a resumed run
+            self._so_far["sustained_flops"] = self._so_far["seconds"] * sustained_flops
         self._skipped_before = last.get("skipped_steps", 0)  # by earlier processes
         self._begin: float | None = None  # of the first batch that no row covers yet
         self._logs: Mapping[str, Any] = {}  # of the newest batch

@@ -7,7 +7,8 @@ starts from another one gets the checkpoint `step-0`, and that an average goes w
 numbers and moving averages to those of the newest whole checkpoint (`Checkpoints.resume`), whose
 step is the place in the data to go on from.
 
-config.json         the configurations and the task; fingerprints of the vocabularies
+config.json         the configurations and the task; fingerprints of the vocabularies; once it is
+                    trained, what else its batches follow from, see `RunDirectory.trained_with`
 source.model        the source's SentencePiece vocabulary; the target's too if it is shared
 target.model        the target's vocabulary, if it has its own
 checkpoints/        see `checkpoints.py`
@@ -23,6 +24,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -160,10 +162,19 @@ class RunDirectory:
 
     def check_is_new(self) -> None:
         """Raises `InputError` if a run is here, or what is left of one without its config.json;
-        or if the path has a comma, which separates runs in the flags of later commands.
+        or if the path has a comma, which separates runs in the flags of later commands, or a
+        bracket or backslash, with which TensorFlow does not find the checkpoints that it writes.
         """
         if "," in str(self.path):
             raise InputError(f"{self.path} has a comma, which separates runs; give another path")
+        # Its reader takes a path for a pattern. A run that starts from this one reads it by its
+        # resolved path.
+        for path in (self.path.absolute(), self.path.resolve()):
+            if found := re.search(r"[\[\\]", str(path)):
+                raise InputError(
+                    f"{path} has {found[0]}, and TensorFlow cannot read checkpoints from such a "
+                    "path; give another path"
+                )
         if self.exists:
             raise InputError(f"{self.path} holds a run already; resume it, or give another path")
         checkpoints = self.checkpoints()
@@ -262,7 +273,7 @@ class RunDirectory:
             checkpoints = self.checkpoints()
             if before != after and checkpoints.to_average(*after):
                 checkpoints.drop(AVERAGE)  # made again when the run comes to its end
-            self._write_config(changed, self._fingerprints())
+            self._write_config(changed, self._fingerprints(), self.trained_with)
 
     def change(self, **options: Any) -> None:
         """Changes settings of the run by name; raises as `continue_with` does.
@@ -271,6 +282,20 @@ class RunDirectory:
             >>> run.change(train_steps=40_000)  # `train` then goes on to that step
         """
         self.continue_with(changed_configs(self.configs(), options))
+
+    @property
+    def trained_with(self) -> dict[str, Any]:
+        """What batches follow from besides the configurations; empty before training.
+
+        "max_shapes" is how many shapes they may have, "text" the digest of the text in files.
+        """
+        with self._config() as values:
+            return dict(values.get("trained_with", {}))
+
+    def keep_trained_with(self, **values: Any) -> None:
+        """Stores what `trained_with` returns from now on."""
+        if values != self.trained_with:
+            self._write_config(self.configs(), self._fingerprints(), values)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -393,8 +418,15 @@ class RunDirectory:
             names = [self._source_path.name, self._target_path.name]
             return {name: stored[name] for name in names[: max(1, len(stored))]}
 
-    def _write_config(self, configs: RunConfigs, fingerprints: Mapping[str, str]) -> None:
+    def _write_config(
+        self,
+        configs: RunConfigs,
+        fingerprints: Mapping[str, str],
+        trained_with: Mapping[str, Any] | None = None,
+    ) -> None:
         values = configs.to_dict() | {"vocabularies": fingerprints}
+        if trained_with:
+            values["trained_with"] = dict(trained_with)
         with self._writing():
             write_atomically(self._config_path, json.dumps(values, indent=2) + "\n")
 
@@ -525,13 +557,12 @@ def create_run(
 def reopen_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
     """Changes the settings of a run to those asked for, and returns its text."""
     run.continue_with(configs)
-    tokens, steps = text.tokens(run), run.checkpoints().steps()
-    had_tokens = set(tokens.glob("*"))
     corpus = text.tokenized(run, configs, run.vocabularies())
-    if steps and not had_tokens.issuperset(tokens.glob("*")):
+    step, before = max(run.checkpoints().steps(), default=0), run.trained_with.get("text")
+    if step and before not in (None, corpus.text):
         text.say(
-            "The text was not in the cache: if it has changed since the run began, the run resumes "
-            f"at step {steps[-1]:,} with the text as it is now."
+            f"The text has changed since the run was trained last: it resumes at step {step:,} "
+            "with the text as it is now."
         )
     return corpus
 

@@ -265,9 +265,11 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
     else:
         _check_trains_new_tokens(configs.corpora, training.replace(**training_values))
     if "preset" in options:
-        name = type(model).preset_name(options["preset"])
+        name, presets = options["preset"], type(model).presets()
+        if presets:  # one of the user's own may have none
+            name = type(model).preset_name(name)
         if "start_from" not in configs.origin:  # whose model is another run's
-            model_values = {**type(model).presets()[name]} | model_values
+            model_values = {**presets.get(name, {})} | model_values
         training_values = TRAINING_PRESETS[preset_size(name)] | training_values
     return _checked(
         configs._replace(
@@ -281,7 +283,8 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
 
 def as_flags(configs: RunConfigs) -> list[str]:
     """Returns the flags of a command that trains a new run with these settings."""
-    values = configs._flat()
+    # Without a preset the task's defaults would replace settings that are None.
+    values = {"preset": _complete_preset(configs.model)} | configs._flat()
     values["target_vocabulary_size"] = None  # follows from the vocabularies
     start = configs.origin.get("start_from")
     extends = configs.corpora.vocabulary == EXTEND
@@ -298,6 +301,15 @@ def as_flags(configs: RunConfigs) -> list[str]:
         elif value is not None:
             flags.append(f"--{name}={value}")
     return flags
+
+
+def _complete_preset(model: ModelConfig) -> str:
+    """Returns a preset of the architecture that sets nothing which is None in a model."""
+    unset = {name for name, value in model.to_dict().items() if value is None}
+    for name, preset in type(model).presets().items():
+        if preset_size(name) in TRAINING_PRESETS and not unset & preset.keys():
+            return name
+    return DEFAULT_PRESET  # of the training only, for an architecture without presets
 
 
 def names_data(options: Options) -> bool:

@@ -214,7 +214,10 @@ class Trainer:
             return
         vocabularies = self.run.vocabularies()
         # Few shapes where XLA compiles a program for each.
-        max_shapes = MAX_COMPILED_SHAPES if model.uses_xla else MAX_SHAPES
+        usual_shapes = MAX_COMPILED_SHAPES if model.uses_xla else MAX_SHAPES
+        max_shapes = self._max_shapes(usual_shapes)
+        kept = {"max_shapes": max_shapes} | ({"text": corpus.text} if corpus.text else {})
+        self._on_chief(lambda: self.run.keep_trained_with(**kept))
         options: Any = {
             "batch_tokens": training.batch_tokens,
             "batch_sentences": training.batch_sentences,
@@ -234,7 +237,7 @@ class Trainer:
         stream, validate = iter(batches), None
         if devs:
             validate = Validation(
-                model, devs, vocabularies, self.configs, max_shapes, self.weight_average
+                model, devs, vocabularies, self.configs, usual_shapes, self.weight_average
             )
 
         @tf.function(autograph=False)
@@ -246,7 +249,13 @@ class Trainer:
             meter, progress, log = self._open_log(stack, validate, tensorboard, show)
             stack.enter_context(report_out_of_memory())
             if model.uses_xla:
-                compile_shapes(model, shapes, show and self.worker.is_chief)
+                show_compiling = show and self.worker.is_chief
+                if show_compiling and len(shapes) > usual_shapes:
+                    print(
+                        f"The run began without XLA, with {len(shapes)} shapes of batches: XLA now "
+                        f"compiles a program for each, not for {usual_shapes}."
+                    )
+                compile_shapes(model, shapes, show_compiling)
 
             if validate and not self.is_measured:
                 values = validate()
@@ -309,6 +318,15 @@ class Trainer:
             with all_or_none(self.strategy):
                 self.checkpoints.average(self.model, steps)
             self._on_chief(lambda: self.checkpoints.save_weights(self.model))
+
+    def _max_shapes(self, usual: int) -> int:
+        """Returns how many shapes batches may have; a run that has begun keeps its number.
+
+        Which pairs the batches of a step have depends on it: with another one, as XLA has, a
+        resumed run would not come to some pairs, and to others twice.
+        """
+        kept = self.run.trained_with.get("max_shapes", usual) if self.step else usual
+        return int(value_of_chief(self.strategy, kept))
 
     def _open_log(
         self,

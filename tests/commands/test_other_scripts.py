@@ -26,7 +26,7 @@ def test_train_uses_a_learned_vocabulary(call, texts, train_flags, training_ends
     assert (tmp_path / "run" / "source.model").read_bytes() == output.read_bytes()
 
 
-def test_average_checkpoints_selects_steps(call, run_dir, tmp_path):
+def test_average_checkpoints_selects_steps(call, refused, run_dir, tmp_path):
     copy = shutil.copytree(run_dir, tmp_path / "copy")
     average = copy / "checkpoints" / "average"
     run_dir = f"--run_dir={copy}"
@@ -37,6 +37,9 @@ def test_average_checkpoints_selects_steps(call, run_dir, tmp_path):
         np.testing.assert_array_equal(weight, expected)
     result = call("average_checkpoints.py", run_dir)  # the run would average five
     assert result.out == f"Averaged steps 150, 300 into {average}.\n"
+    with RunDirectory(copy).lock():
+        result = call("average_checkpoints.py", run_dir, "--last=1")
+    refused(result, f"another process creates or trains the run in {copy} now; wait for its end")
 
 
 def bash(*arguments, cwd, **environment):

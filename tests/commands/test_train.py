@@ -6,11 +6,18 @@ import platform
 import re
 import shutil
 import signal
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
+from keras_transformer.config import (
+    DataConfig,
+    ModelConfig,
+    TrainingConfig,
+    TransformerConfig,
+    model,
+)
 from keras_transformer.models import Transformer
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory, Stopped, distribution
@@ -61,7 +68,7 @@ def test_early_stop_is_said_when_it_happens_and_afterwards(call, tmp_path, train
 def test_finished_run_is_reported_and_unchanged(call, copy, texts):
     before = _contents(copy)
     same = f"--train_source={texts}/../{texts.name}/train.en"  # the path in another way
-    result = call("train.py", f"--run_dir={copy}", same)
+    result = call("train.py", f"--run_dir={copy}", same, "--compile_cache=")
     assert (result.code, result.err) == (0, "")
     assert "Nothing to do: the run has reached its last step, 300; give more" in result.out
     after = _contents(copy)
@@ -109,7 +116,7 @@ def test_damaged_run_is_resumed_and_extended(call, copy):
     data.write_bytes(data.read_bytes()[:1000])
     result = call("train.py", f"--run_dir={copy}", "--train_steps=302", "--log_steps=70")
     assert result.code == 0, result.err
-    assert "The text was not in the cache: if it has changed since the run began" in result.out
+    assert "The text has changed" not in result.out
     assert "step-300 is damaged" in result.out
     assert "resuming from step 150" in result.out
     assert "Trained 302 steps on " in result.out
@@ -118,6 +125,8 @@ def test_damaged_run_is_resumed_and_extended(call, copy):
     after = json.loads((copy / "config.json").read_text())
     assert after["training"] == before["training"] | {"train_steps": 302, "log_steps": 70}
     assert (after["model"], after["data"]) == (before["model"], before["data"])
+    assert after["trained_with"] == before["trained_with"]
+    assert after["trained_with"].keys() == {"max_shapes", "text"}
 
 
 def test_run_without_its_test_files_is_resumed(call, copy, tmp_path):
@@ -292,16 +301,28 @@ def test_fine_tuning_rate_is_higher_with_lora(origin, options, factor):
     assert configs.training.learning_rate == pytest.approx(factor * (16 * 4000) ** -0.5, rel=0.02)
 
 
+@pytest.fixture
+def own_architectures():
+    """Registers an architecture without presets, "toy", and one without a preset "tiny"."""
+    with mock.patch.dict(model._ARCHITECTURES):
+        for name, presets in (("toy", {}), ("mine", {"mine-small": {"model_dim": 16}})):
+            type(name, (ModelConfig,), {"architecture": name, "PRESETS": presets})
+        yield
+
+
 @pytest.mark.parametrize(
     "options",
     [
         ["--train_source=a", "--train_target=b", "--preset=rnn-base", "--dropout=0.25"],
         ["--train_file=a", "--vocabulary=v.model", "--noshare_vocabulary", "--clip_norm=3.5"],
         ["--train_file=a", "--seed=7", "--freeze=encoder", "--start_from={origin}"],
+        ["--train_file=a", "--task=pronunciation", "--preset=base"],  # the paper's learning rate
+        ["--train_file=a", "--task=pronunciation", "--architecture=toy", "--preset=tiny"],
+        ["--train_file=a", "--architecture=mine", "--preset=mine-small"],
     ],
-    ids=["recurrent", "vocabulary", "start"],
+    ids=["recurrent", "vocabulary", "start", "task", "toy", "mine"],
 )
-def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options):
+def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options, own_architectures):
     options = [option.format(origin=origin.path) for option in options]
     printed = call("train.py", f"--run_dir={tmp_path}/new", "--print_flags", *options)
     assert printed.code == 0, printed.err

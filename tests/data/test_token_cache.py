@@ -196,6 +196,25 @@ def test_text_changed_during_reading_is_an_error(tmp_path, tsv):
         open_corpus(tmp_path, tsv, vocabulary=Meddler())
 
 
+@pytest.mark.parametrize("is_second", [False, True])
+def test_tokens_of_changed_text_are_not_kept(tmp_path, tsv, monkeypatch, is_second):
+    monkeypatch.setattr(token_cache, "_SHARD_PAIRS", 2)
+    text = tsv.path.read_text()
+
+    class Meddler(TsvFile):
+        def __iter__(self):
+            write_tsv(tsv.path, ["x y"] * 3)
+            return super().__iter__()
+
+    first = write_tsv(tmp_path / "first.tsv", ["a b"] * 3) if is_second else tsv
+    sources = [Meddler(first.path), tsv][: 1 + is_second]
+    with pytest.raises(InputError, match=r"text\.tsv changed while it was read; start again"):
+        open_corpus(tmp_path, *sources)
+    tsv.path.write_text(text)
+    corpus = open_corpus(tmp_path, *[TsvFile(source.path) for source in sources])
+    assert sentences(corpus, "source")[-3:] == ["ab.", "d.", "hi."]
+
+
 def test_full_disk_is_an_error_and_leaves_nothing(tmp_path):
     tsv = write_tsv(tmp_path / "long.tsv", ["abcdefgh abcdefgh"] * 10_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -1,5 +1,6 @@
 """Pronunciation: dictionaries, error rates, splits and defaults."""
 
+import pathlib
 import unicodedata
 
 import pytest
@@ -80,6 +81,15 @@ def test_words_are_held_out_for_dev_and_test(dictionary):
     assert all(15 < len(words) < 50 for words in splits[1:])
     assert set(read_validation_texts(data, task)[0].source) == splits[1]
     assert set(read_test_text(data, task=task).source) == splits[2]
+    # The held-out words of several dictionaries are one dev set, even if one holds none out.
+    small = pathlib.Path(dictionary).with_name("small")
+    small.write_text("".join(f"b{n}\tb\n" for n in (1, 2)))
+    with pytest.raises(InputError, match=r"no sentence to evaluate on in .*small"):
+        read_validation_texts(data.replace(train_file=str(small)), task)
+    several = data.replace(train_file=f"{dictionary},{small},{dictionary}")
+    (dev,) = read_validation_texts(several, task)
+    assert set(dev.source) == splits[1]
+    assert len(read_test_text(several, task=task).source) >= 2 * len(splits[2])
     # A separate test set changes nothing about the training.
     named = data.replace(test_file=dictionary)
     assert len(read_test_text(named, task=task).source) == 330

@@ -131,6 +131,10 @@ def test_totals_continue_in_resumed_run(training):
     assert (row["step"], row["seconds"], row["target_tokens"]) == (12, 62.0, 5300)
     assert (row["flops"], row["padded_flops"]) == (10**15 + 7 * 10**9, 2 * 10**15 + 8 * 10**9)
     assert (row["sustained_flops"], row["skipped_steps"]) == (6e14 + 2 * 1e13, 3)
+    del last["sustained_flops"]  # of a run without the estimate until now
+    run = training(last=last, rate=1e13)
+    run.batch()
+    assert run.meter.end_row(11)["sustained_flops"] == 61 * 1e13
 
 
 def test_dev_values_of_row_are_known_metrics():

@@ -16,7 +16,7 @@ from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import Checkpoints, RunConfigs, RunDirectory, compile_for_training
 from keras_transformer.training import run as run_module
-from keras_transformer.training.run import create_run
+from keras_transformer.training.run import TextPreparation, create_run, reopen_run
 from keras_transformer.training.settings import changed_configs, new_configs
 
 TEXT = {"train_source": "a", "train_target": "b"}
@@ -127,6 +127,10 @@ def test_unusable_path_is_rejected(tmp_path):
         RunDirectory("")
     with pytest.raises(InputError, match="one,two has a comma, which separates runs"):
         tiny_run.create(tmp_path / "one,two")
+    (tmp_path / "link").symlink_to(tmp_path / "a[1]")
+    for path, character in (("a[1]/run", r"\["), (r"a\b", r"\\"), ("link/run", r"\[")):
+        with pytest.raises(InputError, match=f"has {character}, and TensorFlow cannot read"):
+            tiny_run.create(tmp_path / path)
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(InputError, match=r"^cannot write run directory .*file"):
@@ -198,6 +202,24 @@ def test_settings_that_a_run_can_still_change(tmp_path, monkeypatch, step, asked
     assert ("train_steps" in str(caught.value)) == ("train_steps" in messages[0])
     assert "\n" not in str(caught.value)
     assert (run.path / "config.json").read_bytes() == before
+
+
+def test_other_text_than_the_run_was_trained_on_is_reported(tmp_path, text_files):
+    said, source, run = [], tmp_path / "source", RunDirectory(tmp_path / "run")
+    text = TextPreparation(cache_dir=tmp_path / "cache", say=said.append)
+    run_text = create_run(run, text_files, text).text
+    run.keep_trained_with(text=run_text)
+    (run.path / "checkpoints").mkdir()
+    (run.path / "checkpoints" / "step-4.index").touch()
+    said.clear()
+    assert reopen_run(run, text_files, text).text == run_text
+    assert said == []
+    source.write_text("".join(reversed(source.read_text().splitlines(True))))
+    create_run(RunDirectory(tmp_path / "other"), text_files, text)  # caches the new text
+    said.clear()
+    assert reopen_run(run, text_files, text).text != run_text
+    message = "The text has changed since the run was trained last: it resumes at step 4 with the "
+    assert said == [f"{message}text as it is now."]
 
 
 def test_locked_run_keeps_its_configs(run):

@@ -161,6 +161,33 @@ def test_resumed_run_is_exact_and_can_be_extended(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
+def test_resumed_run_keeps_its_number_of_shapes(undisturbed, tmp_path, monkeypatch, capsys):
+    run, _ = undisturbed
+    copy = copy_of(run, tmp_path / "copy", until_step=8)
+    assert copy.trained_with == {"max_shapes": MAX_SHAPES}
+    assert tiny_run.create(tmp_path / "new").trained_with == {}
+    shapes = BatchPlan(tiny_run.corpus(), batch_tokens=64).shapes
+    monkeypatch.setattr(trainer, "MAX_COMPILED_SHAPES", 1)
+    compiles = mock.Mock(side_effect=InputError("no XLA here"))
+    monkeypatch.setattr(trainer, "compile_shapes", compiles)
+    with pytest.raises(InputError, match="no XLA here"):
+        train(copy, tiny_run.corpus(), jit_compile=True)
+    assert compiles.call_args.args[1] == shapes
+    line = f"The run began without XLA, with {len(shapes)} shapes of batches: XLA now compiles "
+    assert f"{line}a program for each, not for 1.\n" in capsys.readouterr().out
+
+    copy.change(log_steps=5)
+    monkeypatch.setattr(trainer, "MAX_SHAPES", 1)
+    train(copy, tiny_run.corpus(), DEV, show=False)
+    assert_same_checkpoint(run, copy, "step-12")
+    (copy.path / "checkpoints" / "step-12.index").unlink()
+    values = json.loads((copy.path / "config.json").read_text())
+    assert values.pop("trained_with") == {"max_shapes": MAX_SHAPES}
+    (copy.path / "config.json").write_text(json.dumps(values))  # as earlier versions wrote it
+    train(copy, tiny_run.corpus(), show=False)
+    assert copy.trained_with == {"max_shapes": 1}
+
+
 def test_float16_overflows_count_as_steps_and_resume_exactly(tmp_path, monkeypatch):
     def compile_with_huge_scale(model, *options):
         compile_for_training(model, *options)
