@@ -231,7 +231,7 @@ def keep_programs(folder: str | None = None) -> None:
         )
         return
     os.environ["TF_XLA_FLAGS"] = (
-        f"--tf_xla_persistent_cache_directory={path} "
+        f'--tf_xla_persistent_cache_directory="{path}" '
         f"--tf_xla_persistent_cache_device_types=CPU,GPU {os.environ.get('TF_XLA_FLAGS', '')}"
     )
 

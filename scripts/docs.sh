@@ -2,6 +2,7 @@
 # Builds the documentation into build/docs; open build/docs/index.html. Any warning is an error, and
 # so is a link to a page or heading that does not exist. Arguments are passed to sphinx-build.
 set -euo pipefail
+unset CDPATH  # with it `cd` may go elsewhere, and prints where
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
 make_environment docs

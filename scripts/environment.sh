@@ -5,7 +5,7 @@ find_python() {
   local candidate
   for candidate in "${PYTHON:-}" python3.13 python3.12 python3.11 python3.10 python3; do
     if [ -n "$candidate" ] && "$candidate" -c \
-        'import sys, venv; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+        'import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
       echo "$candidate"
       return
     fi

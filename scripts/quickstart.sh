@@ -4,6 +4,7 @@
 # Usage: bash scripts/quickstart.sh [folder]; the folder must be new. Default: runs/quickstart here.
 # Fails if the test numbers are translated badly, or if it takes ten minutes after the installation.
 set -euo pipefail
+unset CDPATH  # with it `cd` may go elsewhere, and prints where
 caller="$PWD"
 cd "$(dirname "$0")/.."
 folder="runs/quickstart"

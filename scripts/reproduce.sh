@@ -10,6 +10,7 @@
 # digests and versions, metrics, outputs) in docs/results/logs/ROW-SEED. DRY_RUN=1 prints the
 # commands instead of running them.
 set -euo pipefail
+unset CDPATH  # with it `cd` may go elsewhere, and prints where
 
 rows="scan-{simple,length}-{lstm,transformer,relative,rotary,universal,universal-fixed}
 inflection-{kat,got,ara} inflection-short-{kat,got,ara}

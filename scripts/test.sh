@@ -3,6 +3,7 @@
 # the tests marked slow too, installs what they need (Debian's packages only as root), and fails if a
 # test was skipped that could have run. Other arguments are passed to pytest.
 set -euo pipefail
+unset CDPATH  # with it `cd` may go elsewhere, and prints where
 cd "$(dirname "$0")/.."
 . scripts/environment.sh
 markers=(-m "not slow")
@@ -13,10 +14,12 @@ if [ "${1:-}" = "--slow" ]; then
     missing=()
     command -v gcc > /dev/null || missing+=(gcc libc6-dev)
     command -v openssl > /dev/null || missing+=(openssl)
-    command -v chromium-headless-shell > /dev/null || missing+=(chromium-headless-shell)
+    command -v chromium-headless-shell chromium chromium-browser google-chrome > /dev/null ||
+      missing+=(chromium-headless-shell)
     if [ "${#missing[@]}" -gt 0 ]; then
       echo "Installing ${missing[*]} ..."
-      apt-get update -qq && apt-get install -qq -y --no-install-recommends "${missing[@]}" > /dev/null
+      apt-get update -qq && apt-get install -qq -y --no-install-recommends "${missing[@]}" > /dev/null ||
+        echo "Could not install all of them; the tests that need them say so" >&2
     fi
   fi
   make_environment test,test-backends

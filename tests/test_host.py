@@ -3,6 +3,7 @@
 import os
 import pathlib
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -234,8 +235,8 @@ def keep_in(monkeypatch):
     def keep_in(folder):
         monkeypatch.setenv("TF_XLA_FLAGS", "")
         host.keep_programs(str(folder))
-        given = os.environ["TF_XLA_FLAGS"].partition(" ")[0].partition("=")[2]
-        return pathlib.Path(given) if given else None
+        first, *_ = [*shlex.split(os.environ["TF_XLA_FLAGS"]), ""]  # quoted: it may have spaces
+        return pathlib.Path(first.partition("=")[2]) if first else None
 
     return keep_in
 
@@ -245,7 +246,7 @@ def test_unwritable_folder_for_programs_is_reported_and_not_used(keep_in, tmp_pa
     assert keep_in(tmp_path / "file") is None
     message = f"Cannot keep compiled programs in {tmp_path}/file (Not a directory), so another "
     assert capsys.readouterr().err.startswith(message)
-    assert keep_in(tmp_path / "new").is_dir()
+    assert keep_in(tmp_path / "a new one").is_dir()
     assert capsys.readouterr().err == ""
 
 

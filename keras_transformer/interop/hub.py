@@ -7,6 +7,7 @@ HF_HOME, HF_TOKEN and HF_HUB_OFFLINE: with HF_HUB_OFFLINE=1 the cache must have 
 import os
 import pathlib
 import re
+from typing import Any
 
 from keras_transformer.errors import InputError, needs_extra, one_line
 from keras_transformer.interop.transformers import OPTIONAL_FILES, REQUIRED_FILES, read_config
@@ -41,6 +42,10 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
 
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
     page = f"{endpoint}/{name}"
+    # A base of the Hub's error is that of its HTTP library, for connections that break.
+    failures: tuple[Any, ...] = (
+        OSError, errors.HFValidationError, *errors.HfHubHTTPError.__bases__
+    )  # fmt: skip
 
     def fetch(file: str, revision: str | None) -> pathlib.Path | None:
         """Returns the path of a file, None if the model has none."""
@@ -78,7 +83,7 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
             ) from error
         except errors.EntryNotFoundError:
             return None
-        except (OSError, errors.HFValidationError) as error:
+        except failures as error:
             raise InputError(f"cannot download {file} of {page} ({one_line(error)})") from error
 
     config = fetch("config.json", revision)

@@ -162,8 +162,9 @@ def make_model_card(
         training: `describe_run` of the runs that the weights are from, several for an ensemble.
     """
     model = translator.model
-    # The other variables are seeds and tables.
-    weights = [each for each in translator.variables if each.dtype.is_floating]
+    # The other variables are seeds and tables; a stored projection is no weight.
+    values = [variable.value for variable in model.variables]
+    weights = [each for each in values if each.dtype.is_floating]
     return {
         "training": list(training),
         "model": model.config.to_dict(),

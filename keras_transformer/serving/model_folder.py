@@ -191,7 +191,9 @@ def check_name(folder: pathlib.Path, name: str) -> None:
             f"the model's name {name!r} must consist of letters, digits, '_', '.' and '-'; give "
             "another --name"
         )
-    names = re.findall(r"^\s*name\s*:\s*\"([^\"]*)\"", _read(folder / _MODELS_FILE), re.M)
+    names = re.findall(
+        r"^\s*name\s*:\s*\"([^\"]*)\"", _without_comments(folder / _MODELS_FILE), re.M
+    )
     if names and name not in names:
         raise InputError(
             f"{folder / _MODELS_FILE} calls the model {names[0]!r}, not {name!r}; give "
@@ -201,14 +203,15 @@ def check_name(folder: pathlib.Path, name: str) -> None:
 
 def is_served(version: pathlib.Path) -> bool:
     """Whether the `models.config` beside a version has it served: it may name other versions."""
-    config = re.sub("#.*", "", _read(version.parent / _MODELS_FILE))
-    named = re.findall(r"\bversions\s*:\s*(\d+)", config)
-    return not named or version.name in named
+    config = _without_comments(version.parent / _MODELS_FILE)
+    named = re.findall(r"\bversions\s*:\s*\[?([\d,\s]+)", config)
+    return not named or version.name in re.findall(r"\d+", " ".join(named))
 
 
 def read_batching(folder: pathlib.Path) -> dict[str, int]:
     """Returns the numbers of the batching file of a model's folder, by name."""
-    found = re.findall(r"^\s*(\w+)\s*:?\s*\{\s*value:\s*(\d+)", _read(folder / BATCHING_FILE), re.M)
+    settings = _without_comments(folder / BATCHING_FILE)
+    found = re.findall(r"\b(\w+)\s*:?\s*[{<]\s*value\s*:\s*(\d+)", settings)
     return {name: int(value) for name, value in found}
 
 
@@ -233,6 +236,7 @@ def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> N
             write_atomically(folder / file, content)
 
 
-def _read(path: pathlib.Path) -> str:
+def _without_comments(path: pathlib.Path) -> str:
     # Operators edit these files; what is read of them is ASCII.
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return re.sub("#.*", "", text)

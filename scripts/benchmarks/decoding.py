@@ -415,6 +415,7 @@ class SavedModel:
         from tensorflow.core.protobuf.config_pb2 import CallableOptions
 
         check_gpu(job, bool(tf.config.list_physical_devices("GPU")), "TensorFlow")
+        tf.config.experimental.enable_tensor_float_32_execution(False)  # as CTranslate2's default
         self.version = f"tensorflow {tf.__version__}"
         v1 = tf.compat.v1
         v1.logging.set_verbosity(v1.logging.ERROR)  # its loader's advice is for eager code
@@ -508,6 +509,8 @@ def main(job: Mapping[str, Any]) -> None:
     if not job["engine"].startswith("ctranslate2"):
         common.load_tensorflow()
         kind = SavedModel
+    else:
+        import ctranslate2  # noqa: F401  (no part of loading a model)
     start = time.perf_counter()
     engine = kind(job, sentences["forced"])
     channel = Channel(engine.version, load_seconds=time.perf_counter() - start)

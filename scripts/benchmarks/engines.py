@@ -125,14 +125,14 @@ class Channel:
             "seconds": seconds,
             "faults": usage.ru_minflt - self._usage.ru_minflt,
             "system_seconds": usage.ru_stime - self._usage.ru_stime,
-            "peak_megabytes": _peak_megabytes(),
+            "peak_megabytes": peak_megabytes(),
         }
 
     def answer(self, **values: Any) -> None:
         print(json.dumps(values), file=self._out, flush=True)
 
 
-def _peak_megabytes() -> float:
+def peak_megabytes() -> float:
     """Returns the largest resident memory of this process up to now."""
     status = pathlib.Path("/proc/self/status")
     if status.exists():  # Linux's ru_maxrss has that of the parent, too, at the time of the fork

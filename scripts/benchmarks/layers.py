@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from benchmarks.engines import Channel, Engine, take_turns
+from benchmarks.engines import Channel, Engine, peak_megabytes, take_turns
 from keras_transformer.errors import InputError
 from keras_transformer.layers import SelfAttention, WindowedSelfAttention
 
@@ -279,7 +279,9 @@ def main() -> None:
 
 
 def _resident_megabytes() -> float:
-    """Returns the resident memory of this process now."""
+    """Returns the resident memory of this process now; where it is not told, the peak so far."""
+    if not pathlib.Path("/proc/self/statm").exists():
+        return peak_megabytes()
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 

@@ -67,6 +67,15 @@ def test_broken_transfer_is_resumed(fake_hub, sample_model):
     assert (path / "model.safetensors").read_bytes() == expected
 
 
+def test_connection_that_breaks_for_good_is_reported(monkeypatch):
+    of_http, *_ = huggingface_hub.errors.HfHubHTTPError.__bases__  # of the Hub's HTTP library
+    monkeypatch.setattr(
+        huggingface_hub, "hf_hub_download", mock.Mock(side_effect=of_http("peer closed\nit"))
+    )
+    with pytest.raises(InputError, match=r"cannot download config.json of .* \(peer closed it\)"):
+        locate(NAME)
+
+
 def test_models_that_cannot_be_downloaded_are_reported_in_a_line(
     fake_hub, sample_model, tmp_path, monkeypatch
 ):

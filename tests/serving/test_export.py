@@ -16,7 +16,12 @@ from keras_transformer.config import DataConfig, SearchConfig, TrainingConfig, T
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.serving import export as export_module
-from keras_transformer.serving.export import describe_run, export, load_exported
+from keras_transformer.serving.export import (
+    describe_run,
+    export,
+    load_exported,
+    make_model_card,
+)
 from keras_transformer.serving.model_folder import choose_version, read_model_card
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory
@@ -252,6 +257,8 @@ def test_model_card_describes_the_export(exported, separate_translator):
     assert card["model"] == separate_translator.model.config.to_dict()
     assert card["search"] == json.loads(separate_translator.search.to_json())
     assert card["parameters"] == separate_translator.model.count_params()
+    cached = make_model_card(separate_translator.with_cached_projection(), {}, [], [])
+    assert cached["parameters"] == card["parameters"]
     assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
     for side in ("source", "target"):
         vocabulary = getattr(separate_translator, f"{side}_tokenizer").vocabulary

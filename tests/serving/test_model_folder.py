@@ -88,6 +88,8 @@ def test_models_config_may_name_the_versions_that_are_served(folder, tmp_path):
     assert is_served(tmp_path / "3")
     config.write_text("model_version_policy { specific { versions: 1 versions:2 } }  # versions: 3")
     assert [is_served(tmp_path / version) for version in "123"] == [True, True, False]
+    config.write_text("model_version_policy { specific { versions: [1, 2] } }")
+    assert [is_served(tmp_path / version) for version in "123"] == [True, True, False]
 
 
 def test_numbers_of_the_batching_file_are_read(folder, tmp_path):
@@ -99,6 +101,8 @@ def test_numbers_of_the_batching_file_are_read(folder, tmp_path):
     path = folder / "batching_parameters.txt"
     path.write_text("# größer\nmax_batch_size: { value: 32 }", encoding="latin-1")
     assert read_batching(folder) == {"max_batch_size": 32}
+    path.write_text("max_batch_size { # rows\n value : 16 } num_batch_threads < value: 3 >")
+    assert read_batching(folder) == {"max_batch_size": 16, "num_batch_threads": 3}
     path.unlink()
     write_server_files(folder, "words", largest_batch=200)  # the largest warm-up request
     assert read_batching(folder)["max_batch_size"] == 200

@@ -69,7 +69,7 @@ def test_alerts_use_metrics_that_the_guide_names():
     (group,) = read("alerts.yml")["groups"]
     guide = (_ROOT / "docs" / "guides" / "serving.md").read_text()
     for rule in group["rules"]:
-        metrics = re.findall(r":tensorflow:serving:\w+", rule["expr"])
+        metrics = re.findall(r":tensorflow:serving:[\w:]+", rule["expr"])
         assert metrics or rule["expr"] == f'up{{job="{group["name"]}"}} == 0'
         assert all(re.sub(r"_(sum|bucket)$", "", metric) in guide for metric in metrics)
     assert read("prometheus.yml")["scrape_configs"][0]["job_name"] == group["name"]
