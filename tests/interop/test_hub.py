@@ -1,5 +1,7 @@
 """Models of the Hugging Face Hub, offered by a server of this machine as the Hub does."""
 
+from unittest import mock
+
 import pytest
 from fake_hub import COMMIT, NAME, FakeHub
 
@@ -68,6 +70,8 @@ def test_broken_transfer_is_resumed(fake_hub, sample_model):
 
 
 def test_connection_that_breaks_for_good_is_reported(monkeypatch):
+    import huggingface_hub
+
     of_http, *_ = huggingface_hub.errors.HfHubHTTPError.__bases__  # of the Hub's HTTP library
     monkeypatch.setattr(
         huggingface_hub, "hf_hub_download", mock.Mock(side_effect=of_http("peer closed\nit"))
