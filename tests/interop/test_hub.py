@@ -70,7 +70,7 @@ def test_broken_transfer_is_resumed(fake_hub, sample_model):
 
 
 def test_connection_that_breaks_for_good_is_reported(monkeypatch):
-    import huggingface_hub
+    import huggingface_hub.errors
 
     of_http, *_ = huggingface_hub.errors.HfHubHTTPError.__bases__  # of the Hub's HTTP library
     monkeypatch.setattr(
