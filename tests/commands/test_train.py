@@ -303,9 +303,9 @@ def test_fine_tuning_rate_is_higher_with_lora(origin, options, factor):
 
 @pytest.fixture
 def own_architectures():
-    """Registers an architecture without presets, "toy", and one without a preset "tiny"."""
+    """Registers an architecture without presets, "bare", and one without a preset "tiny"."""
     with mock.patch.dict(model._ARCHITECTURES):
-        for name, presets in (("toy", {}), ("mine", {"mine-small": {"model_dim": 16}})):
+        for name, presets in (("bare", {}), ("mine", {"mine-small": {"model_dim": 16}})):
             type(name, (ModelConfig,), {"architecture": name, "PRESETS": presets})
         yield
 
@@ -317,10 +317,10 @@ def own_architectures():
         ["--train_file=a", "--vocabulary=v.model", "--noshare_vocabulary", "--clip_norm=3.5"],
         ["--train_file=a", "--seed=7", "--freeze=encoder", "--start_from={origin}"],
         ["--train_file=a", "--task=pronunciation", "--preset=base"],  # the paper's learning rate
-        ["--train_file=a", "--task=pronunciation", "--architecture=toy", "--preset=tiny"],
+        ["--train_file=a", "--task=pronunciation", "--architecture=bare", "--preset=tiny"],
         ["--train_file=a", "--architecture=mine", "--preset=mine-small"],
     ],
-    ids=["recurrent", "vocabulary", "start", "task", "toy", "mine"],
+    ids=["recurrent", "vocabulary", "start", "task", "bare", "mine"],
 )
 def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options, own_architectures):
     options = [option.format(origin=origin.path) for option in options]
@@ -353,7 +353,7 @@ def test_user_architecture_trains_and_translates(run, refused, train_flags, tmp_
     assert "--[no]reverse_source" in run("train.py", own, "--help").out
     not_of_it = ("--preset", "--num_", "--feed_forward")
     flags = [flag for flag in train_flags if not flag.startswith(not_of_it)]
-    flags += ["--architecture=toy", f"--run_dir={tmp_path}/run", "--train_steps=2"]
+    flags += ["--architecture=bare", f"--run_dir={tmp_path}/run", "--train_steps=2"]
     refused(
         run("train.py", own, *flags, "--num_steps=3"),
         "--num_steps is a setting of architecture universal, and this run's is toy; remove it",
