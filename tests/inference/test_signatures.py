@@ -47,6 +47,7 @@ def _text_of_ids(vocabulary, texts):
     return [" ".join(map(str, row)) for row in vocabulary.encode(texts)]
 
 
+@pytest.mark.slow
 def test_dimension_0_is_the_batch_everywhere(signatures):
     names = ["serving_default", "translate_options", "score", "tokens", "attention"]
     assert list(signatures) == names

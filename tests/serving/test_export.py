@@ -64,6 +64,7 @@ def test_runtime_rejects_inputs_of_wrong_rank(exported, tmp_path):
                     session.run(outputs, inputs)
 
 
+@pytest.mark.slow
 def test_loaded_export_matches_translator(exported, separate_translator, words):
     sentences = ["two two", "", "cat sun", "hello tree nonsense"] * 3
     loaded = load_exported(exported)

@@ -104,6 +104,7 @@ def test_odd_inputs_get_the_same_valid_translations_in_any_batch(inputs, answers
             assert alone["translations"][0, 0].numpy() == translations[index][0]
 
 
+@pytest.mark.slow
 def test_odd_options_do_not_affect_other_rows(inputs, exported, words):
     signature = tf.saved_model.load(str(exported)).signatures["translate_options"]
     columns = signature.structured_input_signature[1]
@@ -133,6 +134,7 @@ def test_odd_options_do_not_affect_other_rows(inputs, exported, words):
             translation.decode("utf-8")  # would raise
 
 
+@pytest.mark.slow
 def test_odd_pairs_and_ids_get_finite_scores(inputs, exported):
     signatures = tf.saved_model.load(str(exported)).signatures
     generator = random.Random(19)
