@@ -19,8 +19,7 @@ from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError, check_unicode
 from keras_transformer.files import write_atomically
-from keras_transformer.serving.model_folder import read_model_card
-from keras_transformer.tasks import Task
+from keras_transformer.serving.model_folder import check_version, read_model_card
 
 if TYPE_CHECKING:
     from keras_transformer.explorer.views import Inspector, View
@@ -113,8 +112,9 @@ def _inspectors() -> "list[Inspector]":
         )
     for version in (_SAVED_MODEL.value or "").split(","):
         if version:
-            task = common.task_of(read_model_card(pathlib.Path(version)))
-            if type(task).finish is not Task.finish:
+            check_version(pathlib.Path(version))
+            task = common.task_of(read_model_card(version))
+            if not task.keeps_words:
                 raise InputError(
                     f"{version} answers with other words than the model writes ({task.name}); give "
                     "--run_dir"

@@ -80,7 +80,7 @@ def main(arguments: list[str]) -> None:
         if not hasattr(task, "remove_bpe"):
             raise InputError(f"--remove_bpe is for translation, not for {task.name}; remove it")
         task = task.replace(remove_bpe=_REMOVE_BPE.value)
-    if job.alignments and type(task).finish is not Task.finish:
+    if job.alignments and not task.keeps_words:
         raise InputError(
             f"--alignments name words that a model writes, and {task.name} makes others of them; "
             "remove it"

@@ -241,6 +241,11 @@ class Task(JsonConfig, abc.ABC):
         """
         return outputs
 
+    @property
+    def keeps_words(self) -> bool:
+        """Whether answers have the words that a model writes, as attention and alignments do."""
+        return type(self).finish is Task.finish
+
     def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
         """Returns the answers for a user, where Python must complete the model's.
 
