@@ -353,7 +353,7 @@ def test_user_architecture_trains_and_translates(run, refused, train_flags, tmp_
     assert "--[no]reverse_source" in run("train.py", own, "--help").out
     not_of_it = ("--preset", "--num_", "--feed_forward")
     flags = [flag for flag in train_flags if not flag.startswith(not_of_it)]
-    flags += ["--architecture=bare", f"--run_dir={tmp_path}/run", "--train_steps=2"]
+    flags += ["--architecture=toy", f"--run_dir={tmp_path}/run", "--train_steps=2"]
     refused(
         run("train.py", own, *flags, "--num_steps=3"),
         "--num_steps is a setting of architecture universal, and this run's is toy; remove it",
