@@ -165,6 +165,8 @@ def _config_fields(args: Options) -> dict[str, Any]:
     unsupported = (
         "no_token_positional_embeddings", "no_cross_attention", "cross_self_attention",
         "adaptive_input", "adaptive_softmax_cutoff", "no_decoder_final_norm",
+        # Tasks of several languages: a token of the language begins source or target.
+        "encoder_langtok", "decoder_langtok",
     )  # fmt: skip
     reject(
         {

@@ -235,6 +235,8 @@ UNSUPPORTED = [
     ("fairseq", {"cross_self_attention": True}, "cross_self_attention"),
     ("fairseq", {"activation_fn": "linear"}, "activation_fn linear"),
     ("fairseq", {"no_token_positional_embeddings": True}, "no_token_positional_embeddings"),
+    ("fairseq", {"encoder_langtok": "src", "decoder_langtok": True},
+     "encoder_langtok, decoder_langtok"),
     ("ctranslate2", {"decoder/layer_0/attention/queries_scale": np.float32(0.3)},
      "queries_scale of another head_dim"),
     ("ctranslate2", {f"{side}/scale_embeddings": np.float32(scale)
