@@ -231,9 +231,8 @@ def _search(
         search["temperature"] = options.get("temperature", float, 1.0)
         search["top_k"] = options.get("top_k", int, 50)
         search["top_p"] = options.get("top_p", float, 1.0)
-    else:
-        if options.get("early_stopping", object, False) is True:
-            search["early_stop"] = "first"
+    elif options.get("early_stopping", object, False) is True:
+        search["early_stop"] = "first"
     ignored = [
         f"{name} {options.get(name, object, neutral)}"
         for name, neutral in _OTHER_GENERATION_OPTIONS.items()
