@@ -15,9 +15,10 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.inference import BatchTranslator
 from keras_transformer.inference.generate import search_translations
+from keras_transformer.inference.unknowns import copy_unknowns
 from keras_transformer.search import Constraint, Hypotheses, OpenHypotheses
 from keras_transformer.tasks import Task
-from keras_transformer.text import Vocabulary
+from keras_transformer.text import Tokenizer, Vocabulary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +61,7 @@ class View(NamedTuple):
     Attributes:
         model: the name of the model.
         sentence: the source text.
-        translation: the best one, as the task finishes it.
+        translation: the best one, as the command translate writes it.
         source: the source tokens with EOS.
         read: the tokens that the decoder reads, BOS first.
         written: the tokens that it predicts at these places, EOS last.
@@ -139,6 +140,16 @@ def inspect_model(
         if not set(KINDS) & weights.keys():
             raise InputError(f"{name} has no attention to show")
         output = tf.constant([[tree.translations[0].text]])
+        if search.replace_unknowns and hasattr(model, "attention"):
+            output = copy_unknowns(
+                model,
+                output,
+                found.ids[:, :1],
+                tf.ragged.constant([ids]),
+                text,
+                Tokenizer(source_vocabulary),
+                search.max_source_length,
+            )
         finished = task.finish(output, text).numpy().item().decode()
         return View(
             name,

@@ -30,6 +30,13 @@ def test_view_has_the_translators_translation(view, translator):
     assert "".join(view.written) == view.translation.replace(" ", "▁").join(["▁", "</s>"])
 
 
+def test_view_copies_unknown_words_as_the_translator(make_inspector, words):
+    options = dict(banned_phrases=tuple(words.values()), max_length=1)
+    assert make_inspector(**options)("sun Владимир").translation == "Владимир"
+    kept = make_inspector(**options, replace_unknowns=False)
+    assert kept("sun Владимир").translation == "⁇"
+
+
 def test_attention_rows_are_distributions_and_those_of_the_signature(view, translator):
     assert list(view.attentions) == ["encoder", "decoder", "cross"]
     for kind, weights in view.attentions.items():
