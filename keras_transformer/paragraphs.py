@@ -4,12 +4,16 @@ pysbd finds the sentences, by rules for each language (Sadvilkar and Neumann 202
 """
 
 import itertools
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from keras_transformer.errors import InputError, check_choice, needs_extra
 from keras_transformer.results import Translation, text_input
+
+# Marks that end a sentence: pysbd may leave them at the beginning of the next one.
+_CLOSING = "”’»」』）】》〉！？。…"
 
 
 class SentenceTranslator(Protocol):
@@ -87,8 +91,8 @@ class SplitParagraphs:
             text, last_end = "", 0
             for start, end in spans:
                 space = paragraph[last_end:start]
-                if text and not space and _is_wide(paragraph[last_end - 1]):
-                    space = "" if _is_wide(text[-1]) else " "
+                if text and not space and _ends_wide(paragraph[:last_end]):
+                    space = "" if _ends_wide(text) else " "
                 text += space + next(remaining)
                 last_end = end
             joined.append(text + paragraph[last_end:])
@@ -98,15 +102,17 @@ class SplitParagraphs:
 def _find_spans(paragraph: str, segmenter: Any) -> Iterator[tuple[int, int]]:
     """Yields where each sentence of a paragraph starts and ends, without the spaces around it.
 
-    Sentences start where the library's do. It may lose or change some characters of them, so their
-    text is taken from the paragraph, all of it.
+    Sentences start where the library's do, but for marks that close the one before. It may lose or
+    change some characters of them, so their text is taken from the paragraph, all of it.
     """
     starts, end = [], 0
     for sentence in map(str.strip, segmenter.segment(paragraph)):
         start = paragraph.find(sentence, end)
         if sentence and start >= 0:
-            starts.append(start)
             end = start + len(sentence)
+            if start and not paragraph[start - 1].isspace():
+                start += len(re.match(f"[{_CLOSING}]*", sentence)[0])  # type: ignore[index]
+            starts.append(start)
     bounds = [0, *starts[1:], len(paragraph)]
     for start, end in itertools.pairwise(bounds):
         part = paragraph[start:end]
@@ -115,6 +121,6 @@ def _find_spans(paragraph: str, segmenter: Any) -> Iterator[tuple[int, int]]:
             yield start, start + len(part.strip())
 
 
-def _is_wide(character: str) -> bool:
-    """Returns whether it belongs to Chinese or Japanese, which have no spaces."""
-    return unicodedata.east_asian_width(character) in "FW"
+def _ends_wide(text: str) -> bool:
+    """Returns whether a text ends in Chinese or Japanese, which have no spaces; quotes aside."""
+    return unicodedata.east_asian_width(text.rstrip("”’")[-1:] or " ") in "FW"

@@ -35,7 +35,7 @@ _SENTENCES = {
     ],
     "ru": ["Все счастливые семьи похожи друг на друга.", "Что делать?", "Он жил на ул. Ленина."],
     "ja": ["吾輩は猫である。", "名前はまだ無い。", "どこで生れたかとんと見当がつかぬ。"],
-    "zh": ["你好吗？", "我很好。", "我们明天去北京！"],
+    "zh": ["你好吗？", "他说：“我很好。”", "“真的吗？！”", "（我不知道。）", "我们明天去北京！"],
     "es": ["¿Qué hora es?", "Llegó el 5 de mayo con su perro.", "¡Qué bien!"],
     "hi": ["यह एक किताब है।", "वह कहाँ है?"],
     "ar": ["ما اسمك؟", "هذا كتاب جديد."],
@@ -119,6 +119,9 @@ def test_spaces_are_added_after_languages_without_them():
     split = SplitParagraphs(["你好吗？我很好。"], "zh")
     assert split.join(["How are you?", "Fine."]) == ["How are you? Fine."]
     assert split.join(["お元気ですか？", "元気です。"]) == ["お元気ですか？元気です。"]
+    split = SplitParagraphs(["他说：“你好。”他走了。"], "zh")
+    assert split.join(["He said, “Hello.”", "He left."]) == ["He said, “Hello.” He left."]
+    assert split.join(split.sentences) == ["他说：“你好。”他走了。"]
 
 
 def test_long_line_is_translated_to_its_end(translator, words):
