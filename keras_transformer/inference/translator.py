@@ -172,13 +172,16 @@ class Translator(BatchTranslator):
 
     def _trace(self, name: str, details: bool) -> Any:
         pair = {"source": tf.string, "target": tf.string}
+        options = option_types(self.search)
+        if not hasattr(self.model, "attention"):
+            del options["coverage_penalty"]
 
         def translate(text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
             return self._translate(text, columns, details)
 
         functions: dict[str, tuple[Callable[..., Any], Mapping[str, tf.DType]]] = {
             "serving_default": (translate, {"text": tf.string}),
-            "translate_options": (translate, {"text": tf.string} | option_types(self.search)),
+            "translate_options": (translate, {"text": tf.string} | options),
             "score": (self._score, pair),
             "tokens": (self._translate_tokens, {"source": tf.string}),
             "attention": (self._attention, pair),

@@ -202,3 +202,10 @@ def test_attention_needs_all_models_to_have_it(separate_translator, wrap):
         assert each.signature_names == ["serving_default", "translate_options", "score", "tokens"]
         with pytest.raises(InputError, match="the model has no signature 'attention'"):
             each.align(["two"], ["दो"])
+
+
+def test_coverage_penalty_of_a_sentence_needs_attention(separate_translator):
+    bare = _Without(separate_translator.model)
+    translator = Translator(bare, *_vocabularies(separate_translator))
+    with pytest.raises(InputError, match="the model has no option coverage_penalty that can"):
+        translator.translate(["two"], coverage_penalty=0.2)
