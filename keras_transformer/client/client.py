@@ -110,6 +110,10 @@ class Client:
             {"authorization": "Bearer ..."}, which is sent by TLS or to this machine only; others
             may cross the network in clear text.
 
+    Attributes:
+        num_translations: the most that the model returns of a sentence, as its answers to
+            `translate` show; 1 before the first.
+
     Raises:
         InputError: an argument is invalid, or a certificate cannot be read.
 
@@ -153,6 +157,7 @@ class Client:
             raise InputError(f"version must be a positive number of 64 bits, got {version!r}")
         if version is not None and label is not None:
             raise InputError(f"give version {version} or label {label!r}, not both")
+        self.num_translations = 1
         self._model = ModelName(model, version, label)
         self._timeout_s = timeout_s
         self._retries = retries
@@ -203,6 +208,8 @@ class Client:
         def read(answer: Mapping[str, Any], inputs: Mapping[str, InputValues]) -> list[Any]:
             for name, flags in remarks.items():
                 flags.extend(answer.get(name, ()))
+            # Their lists drop empty places.
+            self.num_translations = len(answer["translations"][0])
             if not details:
                 return read_translations(answer)
             check_details(answer)

@@ -281,7 +281,7 @@ class _Answers:
         results = self._translate(sentences, partners)
         alignments = self._alignments(sentences, [best.text for best, *_ in results])
         # A sentence may have fewer translations than others, but rows have the same columns.
-        progress.has_scores |= any(len(each) > 1 for each in results)
+        progress.has_scores |= getattr(self.model, "num_translations", 1) > 1
         for row, (sentence, translations, alignment) in enumerate(
             zip(sentences, results, alignments, strict=True)
         ):

@@ -51,6 +51,9 @@ def test_scores_and_lists_have_line_numbers_and_one_line_each(client, model):
     model.versions[1] = lambda *_: {"translations": [[text, text]], "scores": [[-1.0, -2.0]]}
     result = client(stdin=b"two\n")
     assert result == (0, "1\t-1.0000\ta b c d e\n1\t-2.0000\ta b c d e\n", "")
+    # Of a sentence with a single translation the second place is empty.
+    model.versions[1] = lambda *_: {"translations": [["TWO", ""]], "scores": [[-1.0, -1e9]]}
+    assert client(stdin=b"two\n") == (0, "1\t-1.0000\tTWO\n", "")
     answer = {"translations": [[text]], "scores": [[-1.0]], "source_cut": [True]}
     model.versions[1] = lambda *_: answer
     result = client(stdin=b"two\n")
