@@ -187,7 +187,7 @@ for seed in ${seeds//,/ }; do
   done
 done
 [ "$seeds" != "$seed" ] || exit 0
-awk -F '  +' -v name="$metric" -v seeds="$seeds" '
+LC_ALL=C awk -F '  +' -v name="$metric" -v seeds="$seeds" '
   $1 == name { figures[++count] = $2; mean += $2 }
   END {
     if (count < 2) exit
