@@ -14,14 +14,17 @@ from keras_transformer.errors import InputError
 class Layer(keras.layers.Layer):
     """A Keras layer whose output has the shape and the Keras mask of its first input.
 
-    Keras makes a layer's configuration from the arguments of its constructor if they are numbers,
-    text or None; here a dtype policy may be an object too.
+    Keras makes a layer's configuration from the arguments of its constructor if they are Python's
+    numbers, text or None; here NumPy's numbers and the object of a dtype policy will do too.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # The configuration gets the policy's name; `__init__` gets the object.
+        # The configuration gets plain numbers and the policy's name; `__init__` gets the objects.
         if isinstance(kwargs.get("dtype"), keras.DTypePolicy):
             kwargs["dtype"] = kwargs["dtype"].name
+        args, kwargs = keras.tree.map_structure(
+            lambda value: value.item() if isinstance(value, np.generic) else value, (args, kwargs)
+        )
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, **kwargs: Any) -> None:

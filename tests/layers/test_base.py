@@ -1,4 +1,4 @@
-"""Dropout, on one device and on several, and files of LoRA matrices."""
+"""Layers made with NumPy's numbers, dropout on one device and several, files of LoRA matrices."""
 
 import json
 
@@ -6,10 +6,20 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.layers import Dropout
+from keras_transformer.layers import Dropout, TokenEmbedding
 from keras_transformer.layers.base import Dense
 
 ONES = np.ones((3, 4, 50), "float32")
+
+
+def test_layer_with_numbers_of_numpy_is_saved(tmp_path):
+    ids = np.array([[5, 6, 3]])
+    layer = TokenEmbedding(ids.max() + 1, model_dim=np.int32(4), scale=np.bool_(False))
+    model = keras.Sequential([layer])
+    expected = model(ids)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(ids), expected)
 
 
 @pytest.mark.parametrize("noise_shape", [None, (None, 1, 50)])
