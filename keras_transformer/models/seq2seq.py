@@ -148,8 +148,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
                 layers = json.loads(file.metadata()["layers"])
                 weights = {path: file.get_tensor(path) for path in file.keys()}  # noqa: SIM118
             own = layer_states(self).get("lora")
+            _check_lora_sizes(sublayers(self), layers, weights)
             if own is None:
-                _check_lora_sizes(sublayers(self), layers, weights)
                 self._add_lora(layers)
             elif own != layers:
                 raise ValueError("layers, ranks or alphas differ from those of the model")

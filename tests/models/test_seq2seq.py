@@ -190,6 +190,16 @@ def test_lora_weights_load_onto_the_base_model(name, tmp_path):
             call()
     # None of them froze anything more.
     assert [len(each.trainable_weights) for each in models] == [len(each) for each in before]
+    # Nor is a file with some matrices of other sizes read in part.
+    sizes = ("feed_forward_dim", "hidden_dim", "model_dim")
+    size = next(size for size in sizes if hasattr(base.config, size))
+    wide = build_model(base.config.replace(**{size: 2 * getattr(base.config, size)}))
+    wide.enable_lora(2, lora_alpha=3)
+    start = wide.get_weights()
+    with pytest.raises(InputError, match="cannot load the LoRA weights in"):
+        wide.load_lora_weights(tmp_path / "lora")
+    for weight, expected in zip(wide.get_weights(), start, strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 def test_lora_of_a_model_made_by_an_outer_layer(tmp_path):
