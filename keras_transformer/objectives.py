@@ -153,7 +153,9 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> 
         # on what is differentiated (UnexpectedTracerError).
         count, size = ops.shape(logits)
         labelled = (1.0 - smoothing) * _label_logits(labels, logits)
-        value = log_normalizer(logits) - labelled - smoothing * ops.mean(logits, axis=-1)
+        value = log_normalizer(logits) - labelled
+        if smoothing:  # 0 times the mean of logits with -inf, of tokens ruled out, is NaN
+            value = value - smoothing * ops.mean(logits, axis=-1)
         is_fused = _IS_FUSED.get()
 
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> Tensor:

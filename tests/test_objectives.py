@@ -88,6 +88,14 @@ def test_huge_logits_have_exact_loss_and_gradient():
     np.testing.assert_allclose(gradient, [[[0.5, 0, -0.5], [0.5, -0.5, 0]]], atol=1e-7)
 
 
+@pytest.mark.parametrize("lowest", [-np.inf, np.finfo("float32").min])
+def test_tokens_that_a_model_rules_out_leave_the_loss_finite(lowest):
+    logits = np.array([[[lowest, lowest, 0, 0]]], "float32")
+    loss, gradient = loss_and_gradient(np.array([[3]]), logits, 0.0)
+    np.testing.assert_allclose(loss, np.log(2), rtol=1e-6)
+    np.testing.assert_allclose(gradient, [[[0, 0, 0.5, -0.5]]], atol=1e-7)
+
+
 def test_normalizer_is_exact_for_huge_and_equal_logits():
     logits = np.array(
         [[1e4, -1e4, 0, 0], [-1e4, -1e4, -1e4, -1e4], [1e4, 1e4, 1e4, 1e4], [0, 0, 0, 0]], "float32"
