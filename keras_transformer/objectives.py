@@ -62,6 +62,16 @@ def check_padded(name: str, ids: Any) -> None:
         )
 
 
+def check_batch(name: str, ids: Any) -> None:
+    """Raises `InputError` for ragged ids, or those of one sequence [T]."""
+    check_padded(name, ids)
+    if getattr(ids, "ndim", None) == 1:
+        raise InputError(
+            f"{name} must be ids [B, T], a row for each sequence, got the shape "
+            f"{tuple(ids.shape)}; one sequence is ids[None]"
+        )
+
+
 def check_ids(name: str, ids: Tensor, size: int | None) -> Tensor:
     """Returns the ids; under TensorFlow raises an error for ids outside a vocabulary of this size.
 

@@ -35,7 +35,7 @@ from keras_transformer.layers.base import (
 )
 from keras_transformer.layers.masks import padding_mask, predicting_mask
 from keras_transformer.models.train_step import TokenWeightedModel
-from keras_transformer.objectives import check_padded
+from keras_transformer.objectives import check_batch
 
 
 class Seq2SeqModel(TokenWeightedModel, abc.ABC):
@@ -220,8 +220,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
                 'the model takes {"source": ids [B, S], "target": ids [B, T] shifted right}, got '
                 f"{got}; name the two inputs in a dict"
             )
-        for name, ids in inputs.items():
-            check_padded(name, ids)
+        for name in ("source", "target"):
+            check_batch(name, inputs[name])
         return super().__call__(inputs, *args, **kwargs)
 
     @abc.abstractmethod

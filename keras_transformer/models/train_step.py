@@ -30,7 +30,7 @@ from keras import ops
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.objectives import TRAINING_PREFIX, check_ids, fused
+from keras_transformer.objectives import TRAINING_PREFIX, check_batch, check_ids, fused
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 if ON_TENSORFLOW:
@@ -244,6 +244,8 @@ def _checked(model: Any, data: Any, training: bool = False) -> Any:
         )
     if not isinstance(x, dict) or not {"source", "target"} <= x.keys():
         return data  # the model says how to name its inputs
+    for name, given in (("source", x["source"]), ("target", x["target"]), ("labels", leaves[0])):
+        check_batch(name, given)
     source_size, target_size = model.config.vocabulary_size, model.config.target_size
     with tf.device("CPU:0"):  # where the batch comes from: a GPU need not wait
         ids = {

@@ -145,6 +145,17 @@ def test_inputs_without_their_names_are_rejected(name_inputs, got):
         model.fit(rows, verbose=0)
 
 
+def test_one_sequence_and_one_label_a_row_are_rejected_in_one_line():
+    ids, model = np.array([[5, 6, 3], [7, 3, 0]]), Transformer(PAPER)
+    model.compile(loss=SmoothedCrossEntropy(), jit_compile=False)
+    message = r"^{} must be ids \[B, T\], a row for each sequence, got the shape \(.*,\); one .*\]$"
+    with pytest.raises(InputError, match=message.format("target")):
+        model({"source": ids, "target": ids[0]})
+    for source, labels, name in ((ids[:, 0], ids, "source"), (ids, ids[:, 0], "labels")):
+        with pytest.raises(InputError, match=message.format(name)):
+            model.fit({"source": source, "target": ids}, labels, verbose=0)
+
+
 def test_model_is_called_symbolically():
     inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in INPUTS}
     model = random_model(PAPER)
