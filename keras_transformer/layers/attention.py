@@ -23,6 +23,7 @@ from keras_transformer.layers.base import (
     ReturnsScores,
     freeze_parts,
     full_precision,
+    softmax,
 )
 from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
 from keras_transformer.layers.kv_cache import (
@@ -42,11 +43,9 @@ def attention_weights(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tenso
     """
     scores = ops.matmul(query, ops.swapaxes(keys, -1, -2))  # [..., H, T, S]
     scores = ops.cast(scores, full_precision(query.dtype))
-    if scores.shape[-1] == 1:  # a single key has all the weight; ops.softmax would warn
-        return ops.cast(0.0 * scores + 1.0, query.dtype)  # with a gradient: 0, and not none
     if bias is not None:
         scores = scores + ops.cast(bias, scores.dtype)
-    return ops.cast(ops.softmax(scores, axis=-1), query.dtype)
+    return ops.cast(softmax(scores), query.dtype)
 
 
 def split_heads(x: Tensor, num_heads: int, length: int | Tensor | None = None) -> Tensor:

@@ -72,6 +72,14 @@ def full_precision(dtype: Any) -> str:
     return result
 
 
+def softmax(scores: Tensor) -> Tensor:
+    """Returns the softmax over the last axis; a single key has all the weight.
+
+    Keras warns of a single key; its weight has a gradient all the same: 0, and not none.
+    """
+    return 0.0 * scores + 1.0 if scores.shape[-1] == 1 else ops.softmax(scores, axis=-1)
+
+
 class ReadsMemory:
     """Base of layers that are called with x and a memory, and return the shape of x.
 

@@ -17,7 +17,7 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.base import Dense, Dropout, Layer, full_precision
+from keras_transformer.layers.base import Dense, Dropout, Layer, full_precision, softmax
 from keras_transformer.layers.masks import MASKED
 
 
@@ -323,7 +323,7 @@ def weighted_mean(scores: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor,
     Returns:
         [B, T, any], and the weights, float32 [B, T, S].
     """
-    weights = ops.softmax(ops.where(mask, scores, MASKED), axis=-1)
+    weights = softmax(ops.where(mask, scores, MASKED))
     weights = ops.where(mask, weights, 0.0)
     return ops.matmul(ops.cast(weights, values.dtype), values), weights
 

@@ -1,6 +1,7 @@
 """What only the recurrent model has; its arithmetic is in test_architectures.py."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from keras import ops
 
@@ -24,6 +25,13 @@ def test_intra_temporal_attention_does_not_overflow():
         [-400 - np.log(2), 400 - np.log(2), -np.log(1 + np.e)],
     ]
     np.testing.assert_allclose(found[0], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("error:You are using a softmax")
+def test_attention_to_a_single_token_does_not_warn():
+    sizes = dict(vocabulary_size=13, model_dim=4, hidden_dim=6)
+    model = build_model(RecurrentConfig(**sizes, intra_decoder_attention=True))
+    model.step(np.array([[2]]), model.encode(np.array([[3]])))
 
 
 def test_flops_are_counted_by_hand():
