@@ -98,6 +98,8 @@ class Tokenizer(tf.Module):
         is_ended = tf.cumsum(tf.cast(rows == EOS_ID, tf.int32), axis=-1) > 0
         is_content = ~is_ended & (rows != PAD_ID) & (rows != BOS_ID)
         text = self._sentencepiece().detokenize(tf.ragged.boolean_mask(rows, is_content))  # [B]
+        # Bytes of an unknown word spell the "▁" that it begins with, too.
+        text = tf.strings.regex_replace(text, WORD_START, " ")
         # Left by an unknown first word, whose token includes the space before it.
         text = tf.strings.regex_replace(text, "^ ", "")
         text = tf.strings.regex_replace(text, CONTROL_CHARACTERS, " ")

@@ -157,7 +157,9 @@ class Vocabulary:
         Raises:
             InputError: an id is outside this vocabulary.
         """
-        texts = (self._processor.decode(self._content(row)).removeprefix(" ") for row in ids)
+        texts = (self._processor.decode(self._content(row)) for row in ids)
+        # Bytes of an unknown word spell the "▁" that it begins with, too.
+        texts = (text.replace(WORD_START, " ").removeprefix(" ") for text in texts)
         return [replace_control_characters(text) for text in texts]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:

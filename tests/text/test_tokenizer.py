@@ -132,6 +132,15 @@ def test_generated_control_characters_read_as_spaces():
     assert texts[65] == "oldA old"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_words_come_back_from_their_bytes(kind):
+    vocabulary = learn_vocabulary(["ein Hund"], kind=kind, byte_fallback=True)
+    texts = ["Œuvre ein Œdem Œuvre", "ein Ω"]
+    ids = vocabulary.encode(texts)
+    assert vocabulary.decode(ids) == texts
+    assert _texts(Tokenizer(vocabulary).detokenize(tf.ragged.constant(ids))) == texts
+
+
 def test_decoding_skips_pad_and_bos_and_stops_at_eos(tokenizer):
     [old, bridge] = tokenizer.vocabulary.encode(["old", "bridge"])
     row = [BOS_ID, PAD_ID, *old, PAD_ID, EOS_ID, *bridge, EOS_ID, PAD_ID]
