@@ -12,7 +12,7 @@ Shapes: N pairs of sentences from P corpora.
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -297,13 +297,17 @@ def _flatten(sentences: Iterable[Sequence[int]], count: int) -> npt.NDArray[np.i
 
 
 def learn_from_corpus(
-    sources: Sequence[PairSource], sides: Sequence[int] = (0, 1), **options: Any
+    sources: Sequence[PairSource],
+    sides: Sequence[int] = (0, 1),
+    change: Callable[[str], str] = str,
+    **options: Any,
 ) -> Vocabulary:
     """Learns one vocabulary from a corpus, or from a million of its sentences.
 
     Args:
         sources: the text.
         sides: 0 to learn from sources, 1 from targets, or both.
+        change: what is done to each sentence first.
         **options: of `learn_vocabulary`, such as size and kind.
 
     Raises:
@@ -311,5 +315,6 @@ def learn_from_corpus(
     """
     for source in sources:
         _ = source.identity  # raises for a pipe, which cannot be read twice
-    sentences = (pair[side] for pair in itertools.chain.from_iterable(sources) for side in sides)
+    pairs = itertools.chain.from_iterable(sources)
+    sentences = (change(pair[side]) for pair in pairs for side in sides)
     return learn_vocabulary(sentences, max_sentences=_MAX_SENTENCES, **options)

@@ -4,6 +4,7 @@ import itertools
 import os
 import unicodedata
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
@@ -142,7 +143,7 @@ def _make_vocabularies(
         check_symbols(data, task, vocabularies)
         return vocabularies
     sources = task.train_sources(data)
-    options = {
+    options: dict[str, Any] = {
         "size": data.vocabulary_size,
         "normalization": data.vocabulary_normalization,
         "character_coverage": data.character_coverage,
@@ -199,9 +200,11 @@ def extend_vocabularies(
         return learn_from_corpus(
             task.train_sources(data),
             sides,
+            # In other text than it is given, the vocabulary would never find the new tokens.
+            vocabulary.normalize,
             kind=kind,
             size=data.vocabulary_size,
-            normalization=data.vocabulary_normalization,
+            normalization="identity",
             character_coverage=data.character_coverage,
             tokens=() if kind == "word" else tokens,
         )

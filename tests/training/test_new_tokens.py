@@ -134,6 +134,18 @@ def test_sides_of_one_table_that_cut_text_differently_get_the_same_tokens(
     assert {"Ж", *TAGS} <= set(pieces)
 
 
+@pytest.mark.parametrize("kind", ["bpe", "word"])
+def test_new_tokens_are_those_of_text_as_the_vocabulary_normalizes_it(kind, tmp_path):
+    old = learn_vocabulary(["a dog"], kind=kind, normalization="nfkc")
+    for name in FILES.values():
+        (tmp_path / name).write_text("½ ﬁne\n", encoding="utf-8")
+    paths = {option: str(tmp_path / name) for option, name in FILES.items()}
+    new, _ = extend_vocabularies(DataConfig(**paths, vocabulary="extend"), (old, old))
+    (ids,) = new.encode(["½ ﬁne"])
+    assert "".join(new.pieces(ids)) == "▁1⁄2▁fine"
+    assert min(ids) >= old.size
+
+
 def test_new_run_adds_tags_to_what_it_learns(files, tmp_path):
     options = {"num_layers": 1, "model_dim": 16, "vocabulary_kind": "char", **OPTIONS}
     run = RunDirectory.create(tmp_path / "run", train=files, add_tokens="<de>,<fr>", **options)
