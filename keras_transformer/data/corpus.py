@@ -206,6 +206,7 @@ class TokenizedCorpus:
         max_length: int | None = None,
         max_length_ratio: float | None = None,
         may_be_empty: bool = False,
+        name: str = "",
     ) -> "TokenizedCorpus":
         """Packs sentences, and drops pairs that cannot be trained on.
 
@@ -214,6 +215,7 @@ class TokenizedCorpus:
             target: the same for the translations, in the same order.
             max_length, max_length_ratio: see `LengthFilter`.
             may_be_empty: accept a corpus of which no pair is left.
+            name: of the text, for the error otherwise.
 
         Raises:
             InputError: the sides differ in length, or no pair is left.
@@ -226,7 +228,7 @@ class TokenizedCorpus:
         source_lengths, target_lengths = _lengths(source), _lengths(target)
         keep, dropped = length_filter(source_lengths, target_lengths)
         if not keep.any() and not may_be_empty:
-            raise length_filter.nothing_left(dropped)
+            raise length_filter.nothing_left(dropped, name)
         source_ids, source_offsets = _concatenate(itertools.compress(source, keep))
         target_ids, target_offsets = _concatenate(itertools.compress(target, keep))
         return cls(

@@ -77,15 +77,22 @@ def tokenize(
     text: ParallelText,
     vocabularies: tuple[Vocabulary, Vocabulary],
     max_length: int | None = None,
+    name: str = "",
 ) -> TokenizedCorpus:
     """Returns a small text as ids, in memory.
+
+    Args:
+        text: the text.
+        vocabularies: of source and target.
+        max_length: see `LengthFilter`.
+        name: of the text, for the error.
 
     Raises:
         InputError: no pair is left after those with an empty or too long side are dropped.
     """
     source, target = vocabularies
     return TokenizedCorpus.from_ids(
-        source.encode(text.source), target.encode(text.target), max_length=max_length
+        source.encode(text.source), target.encode(text.target), max_length=max_length, name=name
     )
 
 

@@ -199,3 +199,5 @@ def test_overlong_dev_pairs_are_dropped_from_dev_loss():
     rows = [row for inputs, *_ in found.batches for row in inputs["source"].numpy() if row.any()]
     assert len(rows) == 2
     assert max(row.size for row in rows) <= 8
+    with pytest.raises(InputError, match="no pair of sentences is left of 3 in the dev set: 0"):
+        make_validation(text, data=tiny_run.DATA.replace(max_length=2))
