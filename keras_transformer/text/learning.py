@@ -72,12 +72,12 @@ def learn_vocabulary(
             None means 8,000, or as many as the text supports if these are fewer.
         kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
             "word" for words between spaces, for example of tokenized text ("un@@ happy").
-        normalization: what a model reads and writes. "nfc" composes letters and marks, see
-            `nfc_rules`, and keeps all else; "identity" changes nothing. "nfkc" is Unicode NFKC as
-            other toolkits have it: it also makes ASCII of full-width characters, digits of ½ and ²,
-            "..." of an ellipsis, spaces of no-break ones and of Persian's joiner, and drops control
-            characters; the model can then write none of these. All turn runs of spaces into one and
-            trim the ends.
+        normalization: what a model reads and writes. "nfc" composes letters and marks, makes spaces
+            of tabs, see `nfc_rules`, and keeps all else; "identity" changes nothing. "nfkc" is
+            Unicode NFKC as other toolkits have it: it also makes ASCII of full-width characters,
+            digits of ½ and ², "..." of an ellipsis, spaces of no-break ones and of Persian's
+            joiner, and drops control characters; the model can then write none of these. All turn
+            runs of spaces into one and trim the ends.
         character_coverage: share of all characters that get a token, from 0.98 to 1; the rarest
             become unknown.
         byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).
@@ -169,10 +169,11 @@ def nfc_rules() -> str:
     spelling, a tab and its normal form, both as hexadecimal code points. A spelling is a character
     that NFC replaces, or a way to write a composed character: its base, composed with none or some
     of its marks, then the other marks in any order. Spellings with an intervening mark that
-    composes with nothing are not covered; `unicodedata` normalizes them.
+    composes with nothing are not covered; `unicodedata` normalizes them. One more rule makes a
+    space of a tab, which no model could write: decoding makes spaces of control characters.
     """
     compose = functools.partial(unicodedata.normalize, "NFC")
-    rules: dict[str, str] = {}
+    rules = {"\t": " "}
     for character in map(chr, itertools.chain(range(0xD800), range(0xE000, _LAST_COMPOSED))):
         if (composed := compose(character)) != character:
             rules[character] = composed

@@ -133,6 +133,14 @@ def test_generated_control_characters_read_as_spaces():
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_tabs_are_read_as_spaces(kind):
+    vocabulary = learn_vocabulary(["ein Hund"], kind=kind)
+    expected = vocabulary.encode(["ein Hund"])
+    assert vocabulary.encode(["\tein \t Hund\t"]) == expected
+    assert Tokenizer(vocabulary).tokenize(["ein\tHund"]).to_list() == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_unknown_words_come_back_from_their_bytes(kind):
     vocabulary = learn_vocabulary(["ein Hund"], kind=kind, byte_fallback=True)
     texts = ["Œuvre ein Œdem Œuvre", "ein Ω"]
