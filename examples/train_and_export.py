@@ -15,7 +15,6 @@ from keras_transformer import (
     SearchConfig,
     Translator,
     export,
-    keep_freed_memory,
     load_exported,
     train,
 )
@@ -37,7 +36,6 @@ def write_text(folder: pathlib.Path) -> None:
 
 
 def main(folder: pathlib.Path) -> None:
-    keep_freed_memory()  # before TensorFlow is imported; matters on a CPU only
     folder.mkdir(parents=True)
     write_text(folder)
     files = {split: (folder / f"{split}.en", folder / f"{split}.de") for split in ("train", "dev")}

@@ -1,5 +1,5 @@
 # Sourced by the other shell scripts: makes .venv in the repository's root, once, and installs
-# the package into it. Usage: . scripts/environment.sh [extra], where extra is "test" or nothing.
+# the package into it, with the extras that `make_environment EXTRA,EXTRA` is given.
 
 find_python() {
   local candidate

@@ -1,4 +1,4 @@
-"""What a GPU computes, beside a CPU, bit for bit nowhere. This command runs all of it:
+"""What a GPU computes, beside a CPU, within tolerances. This command runs all of it:
 
     python -m pytest -n 8 -m gpu tests/test_gpu.py
 

@@ -94,8 +94,9 @@ class Client:
         label: a label of a version, such as "canary", instead of its number.
         timeout_s: seconds for a request, until the last byte of its answer has come in, retries
             and the pauses between them included. The first request that fails ends a call.
-        retries: how often a request is retried while the server is unreachable or overloaded,
-            after pauses that double from 0.2 s up to 5 s. No other failure is retried.
+        retries: how often a request is retried while the server is unreachable or overloaded, or
+            where another client's request made their batch fail, after pauses that double from
+            0.2 s up to 5 s. No other failure is retried.
         protocol: "grpc" or "rest".
         batch_size: sentences in one request, which are of similar length. Requests have at most
             1 MB; a sentence that is longer goes alone.

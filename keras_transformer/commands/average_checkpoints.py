@@ -1,6 +1,6 @@
 """Averages the weights of a run's checkpoints into its checkpoint "average"
 (Vaswani et al. 2017, section 6.1), which later commands then use. It replaces the average that
-training wrote, and of which earlier scores are.
+training wrote: scores measured before are those of the old one.
 
 keras-transformer average_checkpoints --run_dir=runs/mine --last=20
 """

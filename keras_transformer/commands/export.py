@@ -46,7 +46,7 @@ _FORMAT = flags.DEFINE_enum(
     "saved_model",
     ["saved_model", "ctranslate2", "transformers"],
     "A SavedModel for TensorFlow Serving; a folder for the CTranslate2 library; or one for Hugging "
-    "Face's transformers (MarianMTModel). The latter two store no search options.",
+    "Face's transformers (MarianMTModel). The latter two do not store the search options of a run.",
 )
 _QUANTIZATION = flags.DEFINE_string(
     "quantization", None, "How CTranslate2 stores weights, such as int8. Default: as float32."
@@ -61,8 +61,9 @@ _XLA = flags.DEFINE_boolean(
     "xla",
     False,
     "Compile the search of single sentences with XLA, for --xla_lengths: they are faster, and each "
-    "length takes memory and seconds of warm-up. The stock server needs "
-    "--xla_cpu_compilation_enabled for it.",
+    "length takes memory and seconds of warm-up. The stock server on a CPU needs "
+    "--xla_cpu_compilation_enabled for it. On a machine with a GPU exports have programs of XLA "
+    "without this flag, unless CUDA_VISIBLE_DEVICES=-1 hides it.",
 )
 _DETAILS = flags.DEFINE_boolean(
     "details",

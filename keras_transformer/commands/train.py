@@ -40,8 +40,9 @@ _START_FROM = command_flags.define_path(
     "start_from",
     None,
     "A run, or one of its checkpoints such as runs/mine/checkpoints/step-1000: the new run begins "
-    "with its weights, vocabularies and model; data, training and task are new. "
-    "--learning_rate is a tenth of the paper's by default, and --preset sets training only.",
+    "with its weights, vocabularies and model; data and training are new, and the task is the same "
+    "unless --task is given. --learning_rate is by default a tenth of the paper's, with "
+    "--lora_rank the paper's; --preset sets training only.",
 )
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
@@ -51,7 +52,7 @@ _PRINT_FLAGS = flags.DEFINE_boolean(
     False,
     "Print the settings of the run, or of a new one, as flags and exit: all but --run_dir, flags "
     "of the machine and the vocabulary, which another run learns anew. A file of them can be "
-    "given to train another run, as in --flagfile=mine.flags --seed=2; flags beside it count more.",
+    "given to train another run, as in --flagfile=mine.flags --seed=2; a flag beside it wins.",
 )
 _STRATEGY = flags.DEFINE_enum(
     "strategy",

@@ -90,7 +90,7 @@ class DataConfig(JsonConfig):
     add_tokens: str | None = option(
         None,
         "Tokens to add to the vocabularies, separated by commas, for example <de>,<fr>: tags for "
-        "languages or domains, each one token wherever it occurs in text.",
+        "languages or domains, each one token wherever it occurs in text (words: between spaces).",
         of_vocabulary=True,
     )
     vocabulary_size: int | None = option(
@@ -116,9 +116,10 @@ class DataConfig(JsonConfig):
     )
     vocabulary_normalization: Normalization = option(
         "nfc",
-        'Unicode normalization of both sides: "nfc" only composes letters and marks, "identity" '
-        'changes nothing, "nfkc" also replaces full-width, superscript and other compatible '
-        "characters, no-break spaces and Persian's joiner, which the model can then never write.",
+        'Unicode normalization of both sides: "nfc" composes letters and marks and makes spaces of '
+        'tabs, "identity" changes no character, "nfkc" also replaces full-width, superscript and '
+        "other compatible characters, no-break spaces and Persian's non-joiner, which the model "
+        "can then never write. All join repeated spaces.",
         of_vocabulary=True,
     )
     character_coverage: float = option(

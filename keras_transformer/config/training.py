@@ -108,14 +108,14 @@ class TrainingConfig(JsonConfig):
     )
     stop_patience: int = option(
         10,
-        "Validations without a better stop_metric before training stops.",
+        "Validated checkpoints in a row without a better stop_metric before training stops.",
         minimum=1,
         may_change="always",
     )
     validation_time_share: float = option(
         0.1,
-        "Largest share of the time spent on searching the dev set for the metric of the task; "
-        "limits how many of its sentences are used. 0 turns it off. Time is estimated for full "
+        "Share of the time for searching the dev set for the metric of the task; limits how many "
+        "of its sentences are used, at least 128. 0 turns it off. Time is estimated for full "
         "batches of batch_tokens: with a small batch_sentences, give a lower share.",
         minimum=0,
         maximum=1,
@@ -132,8 +132,9 @@ class TrainingConfig(JsonConfig):
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = option(
         "float32",
-        "Keras dtype policy; auto is mixed_bfloat16 on GPUs and on CPUs with fast instructions "
-        "for it (AMD's AVX512_BF16, AMX, Arm's BF16), else float32. A run keeps what auto chose.",
+        "Keras dtype policy; auto is mixed_bfloat16 on GPUs (mixed_float16 on those of compute "
+        "capability 7.x) and on CPUs with fast instructions for it (AMD's AVX512_BF16, AMX, Arm's "
+        "BF16), else float32. A run keeps what auto chose.",
     )
     freeze: str | None = option(
         None,
