@@ -10,14 +10,7 @@ import pathlib
 import random
 import sys
 
-from keras_transformer import (
-    RunDirectory,
-    SearchConfig,
-    Translator,
-    export,
-    load_exported,
-    train,
-)
+from keras_transformer import RunDirectory, SearchConfig, Translator, export, load_exported, train
 
 WORDS = {"a": "ein", "big": "großer", "small": "kleiner", "red": "roter", "dog": "Hund",
          "tree": "Baum", "hat": "Hut", "fish": "Fisch"}  # fmt: skip

@@ -26,9 +26,8 @@ class DecodingState(NamedTuple):
     A dimension of size 0 in `recurrent_state` or `kv_cache` grows from step to step.
 
     Attributes:
-        shared: nest of tensors of any shape that serve all sentences and never change.
-        projection: nest of tensors [..., V] that serve all sentences and make logits, laid out for
-            decoding.
+        projection: nest of tensors that serve all sentences and never change: what makes logits,
+            [..., V], laid out for decoding.
         context: nest of tensors [B, ...] of the source sentence that never change (encoder keys
             and values, masks). All hypotheses of a sentence share them.
         recurrent_state: nest of tensors [B, W, ...] of the hypotheses. Search reorders them along
@@ -48,7 +47,6 @@ class DecodingState(NamedTuple):
             never branch.
     """
 
-    shared: Any = ()
     projection: Any = ()
     context: Any = ()
     recurrent_state: Any = ()

@@ -133,15 +133,10 @@ def log_normalizer(logits: Tensor) -> Tensor:
     Without XLA it is max(z) - log(max(softmax(z))): the softmax is one fused pass, which the
     gradient needs anyway, and its largest entry is at least 1/V, so that its logarithm is exact.
     """
-    best = _best_logits(logits)
+    best = ops.max(logits, axis=-1)  # [N]
     if _IS_FUSED.get():
         return best + ops.log(ops.sum(ops.exp(logits - best[:, None]), axis=-1))
     return best - ops.log(ops.max(ops.softmax(logits), axis=-1))
-
-
-def _best_logits(logits: Tensor) -> Tensor:
-    """Returns the highest logit [N] of each row of [N, V]."""
-    return ops.max(logits, axis=-1)
 
 
 def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
@@ -269,7 +264,7 @@ class TokenAccuracy(keras.metrics.Mean):
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         labels, logits = _flat_labels_and_logits(y_true, y_pred)
-        is_best = ops.equal(_label_logits(labels, logits), _best_logits(logits))
+        is_best = ops.equal(_label_logits(labels, logits), ops.max(logits, axis=-1))
         super().update_state(ops.cast(is_best, "float32"), _weights(y_true, y_pred, sample_weight))
 
 
@@ -351,11 +346,7 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
         return self.scale * self.model_dim**-0.5 * rate
 
     def get_config(self) -> dict[str, Any]:
-        return {
-            "model_dim": self.model_dim,
-            "warmup_steps": self.warmup_steps,
-            "scale": self.scale,
-        }
+        return {"model_dim": self.model_dim, "warmup_steps": self.warmup_steps, "scale": self.scale}
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -378,11 +369,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(
-        self,
-        peak: float,
-        warmup_steps: int,
-        train_steps: int,
-        decay: str = "constant",
+        self, peak: float, warmup_steps: int, train_steps: int, decay: str = "constant"
     ) -> None:
         super().__init__()
         check_choice("decay", decay, ("constant", "linear", "cosine"))

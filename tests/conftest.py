@@ -33,10 +33,10 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 # Files that take longest, by their names: begun last, one of them would keep everyone waiting.
 _LONGEST = (
-    "test_fit", "test_devices", "test_backends", "test_pages", "test_train",
+    "test_devices", "test_backends", "test_pages", "test_train",
     "test_benchmark", "test_fuzz", "test_native_runtime", "test_model_server",
     "test_translate", "test_export_script",
-    "test_signatures", "test_search_options", "test_transformer", "test_ctranslate2",
+    "test_signatures", "test_transformer", "test_ctranslate2",
 )  # fmt: skip
 
 _TESTS = pathlib.Path(__file__).resolve().parent
@@ -45,7 +45,7 @@ _DATA = _TESTS / "data"
 
 # Folders with modules that tests of several folders import.
 sys.path.extend(
-    str(_TESTS / name) for name in ("client", "models", "oracles", "serving", "training")
+    str(_TESTS / name) for name in ("client", "interop", "models", "oracles", "serving", "training")
 )
 
 
@@ -353,20 +353,20 @@ def translator(make_translator):
 
 
 @pytest.fixture(scope="session")
-def separate_translator(make_translator):
+def two_best(make_translator):
     """A trained translator that gives two translations."""
     return make_translator(num_translations=2)
 
 
 @pytest.fixture(scope="session")
-def exported(once, run_dir, separate_translator):
+def exported(once, run_dir, two_best):
     """The second translator as a SavedModel: the folder of version 1."""
     from keras_transformer.serving.export import describe_run, export
     from keras_transformer.training import RunDirectory
 
     training = [describe_run(RunDirectory(run_dir), "average")]
     options = dict(batch_sizes=(1, 8), training=training)
-    return once("exports", lambda folder: export(separate_translator, folder, **options)) / "1"
+    return once("exports", lambda folder: export(two_best, folder, **options)) / "1"
 
 
 _HERE = "IP:127.0.0.1,DNS:localhost"

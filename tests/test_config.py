@@ -229,8 +229,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "message"),
-    [(kind, *row) for kind, rows in ERRORS.items() for row in rows],
+    ("kind", "changes", "message"), [(kind, *row) for kind, rows in ERRORS.items() for row in rows]
 )
 def test_mistakes_are_one_clear_line(kind, changes, message):
     valid = SMALLEST.get(kind, dict(number=9, share=0.5, words=("a", "b")))

@@ -103,7 +103,7 @@ def test_file_mode_is_kept(tmp_path):
     assert path.stat().st_mode & 0o7777 == 0o755
 
 
-def test_link_target_is_replaced_whole(tmp_path, monkeypatch):
+def test_link_target_is_replaced_whole(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     target = tmp_path / "elsewhere" / "target"
     (tmp_path / "link").symlink_to("elsewhere/target")

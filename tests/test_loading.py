@@ -45,9 +45,9 @@ def test_run_without_a_checkpoint_and_unknown_options_are_reported(run, tmp_path
 
 
 @pytest.mark.slow
-def test_export_is_loaded(exported, separate_translator):
+def test_export_is_loaded(exported, two_best):
     translator = Translator.load(exported)
-    assert str(translator.translate("two cat")) == str(separate_translator.translate("two cat"))
+    assert str(translator.translate("two cat")) == str(two_best.translate("two cat"))
     with pytest.raises(InputError, match=r"beam_size was fixed when .*/1 was exported; remove it"):
         Translator.load(exported, beam_size=2)
 

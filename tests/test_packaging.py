@@ -1,7 +1,6 @@
 """What is installed: requirements, extras, the built distributions, the client alone."""
 
 import email.message
-import http.server
 import importlib.metadata
 import json
 import os
@@ -11,10 +10,10 @@ import shutil
 import site
 import subprocess
 import sys
-import threading
 import zipfile
 
 import pytest
+from fake_server import serve_rest, upper_case_model
 
 import keras_transformer
 
@@ -97,23 +96,6 @@ def test_wheel_from_the_sdist_works_in_a_new_environment(sdist, tmp_path):
     assert "--run_dir" in _run(python.parent / "keras-transformer", "train", "--help", cwd=tmp_path)
 
 
-class _Server(http.server.BaseHTTPRequestHandler):
-    """Answers a translation with its source in capitals, as a model server does over REST."""
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        texts = body["inputs"]["text"]
-        outputs = {"translations": [[text.upper()] for text in texts], "scores": [[-0.5]]}
-        answer = json.dumps({"outputs": outputs}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    def log_message(self, *arguments):
-        pass
-
-
 @pytest.mark.slow
 def test_client_alone_installs_and_translates_without_tensorflow(sdist, tmp_path):
     python = _new_python(tmp_path / "new")
@@ -124,9 +106,7 @@ def test_client_alone_installs_and_translates_without_tensorflow(sdist, tmp_path
     names = {package["name"].replace("-", "_") for package in packages}
     required = {"absl_py", "keras_seq2seq", "typing_extensions", "urllib3"}
     assert names - {"pip", "setuptools"} == required
-    with http.server.HTTPServer(("127.0.0.1", 0), _Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"127.0.0.1:{server.server_port}"
+    with serve_rest(upper_case_model()) as address:
         program = f"""
 from keras_transformer import Client
 with Client("{address}", protocol="rest") as client:
@@ -137,4 +117,3 @@ with Client("{address}", protocol="rest") as client:
         command = [python.parent / "keras-transformer", "serve_client", f"--server={address}"]
         output = _run(*command, "--protocol=rest", "input.en", cwd=tmp_path)
         assert output == "A MAN\n"
-        server.shutdown()

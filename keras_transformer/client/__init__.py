@@ -4,11 +4,4 @@ from keras_transformer.client.client import Client
 from keras_transformer.client.transport import ServingError, VersionStatus
 from keras_transformer.results import DetailedTranslation, Score, Translation
 
-__all__ = [
-    "Client",
-    "DetailedTranslation",
-    "Score",
-    "ServingError",
-    "Translation",
-    "VersionStatus",
-]
+__all__ = ["Client", "DetailedTranslation", "Score", "ServingError", "Translation", "VersionStatus"]

@@ -449,11 +449,7 @@ class Client:
 
 
 def _connect(
-    address: str,
-    protocol: str,
-    tls: bool,
-    certificates: Certificates,
-    headers: Mapping[str, str],
+    address: str, protocol: str, tls: bool, certificates: Certificates, headers: Mapping[str, str]
 ) -> Transport:
     """Returns a connection; a server that is down shows at the first request only."""
     found = re.fullmatch(r"(dns://[^/\s]*/)?\[?([\w.:%-]+)\]?:([0-9]+)", address)

@@ -37,11 +37,7 @@ class RestTransport:
     """A `Transport` over a pool of connections."""
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        certificates: Certificates | None,
-        headers: Mapping[str, str],
+        self, host: str, port: int, certificates: Certificates | None, headers: Mapping[str, str]
     ) -> None:
         self._headers = {**headers, "content-type": "application/json"}
         self._pool: urllib3.HTTPConnectionPool

@@ -28,7 +28,6 @@ flags.disclaim_key_flags()  # these are flags of the command that defines them t
 _HEADINGS = {DataConfig: "Data", TrainingConfig: "Training", SearchConfig: "Search"}
 # The flags under each heading of --help, in the order of their definition.
 _groups: dict[str, dict[str, None]] = {}
-_MAY_BE_EMPTY = ("compile_cache",)  # which is then off
 
 
 def define_flags(
@@ -116,6 +115,15 @@ def define_task_options() -> None:
         options = get_task(name)
         new = {field.name for field in dataclasses.fields(options)} - set(flags.FLAGS)
         define_flags(options, new)
+
+
+def define_run_dirs_flag() -> "flags.FlagHolder[str]":
+    """Defines --run_dir of commands that read runs."""
+    return define_path(
+        "run_dir",
+        None,
+        "Directory of a training run. Several, separated by commas, translate together.",
+    )
 
 
 def define_checkpoint_flag() -> "flags.FlagHolder[str]":
@@ -211,9 +219,8 @@ def parse_flags(argv: list[str]) -> list[str]:
     except flags.Error as error:
         raise InputError(f"{_explain(error)}; --help lists the flags") from error
     for name in flags.FLAGS:
-        if name in _MAY_BE_EMPTY:
-            continue
-        if flags.FLAGS[name].present and flags.FLAGS[name].value == "":  # as in an unset variable
+        is_empty = flags.FLAGS[name].present and flags.FLAGS[name].value == ""
+        if is_empty and name != "compile_cache":  # as in an unset variable; an empty cache is off
             raise InputError(f"--{name} is empty; give it a value, or remove it")
     return arguments
 

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
     # Task, test set, n-best list of each sentence, and what made them, for --json.
     Evaluated = tuple[Task, ParallelText, list[list[str]], dict[str, Any]]
 
-_RUN_DIR = command_flags.define_path(
-    "run_dir",
-    None,
-    "Directory of a training run. Several, separated by commas, translate together.",
-)
+_RUN_DIR = command_flags.define_run_dirs_flag()
 _ANSWERS = command_flags.define_path(
     "answers", None, "File of outputs to score, instead of those of --run_dir."
 )

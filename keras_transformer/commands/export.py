@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
     Found = list[tuple[RunDirectory, str]]
 
-_RUN_DIR = command_flags.define_path(
-    "run_dir",
-    None,
-    "Directory of a training run. Several, separated by commas, translate together.",
-)
+_RUN_DIR = command_flags.define_run_dirs_flag()
 _MODEL = flags.DEFINE_string(
     "model",
     None,

@@ -35,9 +35,7 @@ _VERSION = flags.DEFINE_integer("model_version", None, "Its version. Default: th
 _LABEL = flags.DEFINE_string("label", None, "A label of a version, instead of its number.")
 _TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds for a request, retries included.")
 _RETRIES = flags.DEFINE_integer(
-    "retries",
-    4,
-    "How often a request is retried while the server is unreachable or overloaded.",
+    "retries", 4, "How often a request is retried while the server is unreachable or overloaded."
 )
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
 _REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests that run concurrently.")

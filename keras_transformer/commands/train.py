@@ -138,10 +138,7 @@ def main(arguments: list[str]) -> None:
     configs = _find_configs(run, options)
     devs = _read_texts(configs)
     text = TextPreparation(
-        worker=worker,
-        cache_dir=_CACHE_DIR.value,
-        beam_options=_BEAM_OPTIONS.value,
-        say=_say,
+        worker=worker, cache_dir=_CACHE_DIR.value, beam_options=_BEAM_OPTIONS.value, say=_say
     )
     corpus = prepare_run(run, configs, text)
     if distribution.value_of_chief(strategy, run.is_finished()):  # for all workers

@@ -23,11 +23,7 @@ from keras_transformer.tasks import Task
 if TYPE_CHECKING:
     from keras_transformer.inference import BatchTranslator, Translator
 
-_RUN_DIR = command_flags.define_path(
-    "run_dir",
-    None,
-    "Directory of a training run. Several, separated by commas, translate together.",
-)
+_RUN_DIR = command_flags.define_run_dirs_flag()
 _SAVED_MODEL = command_flags.define_path(
     "saved_model", None, "An exported version to translate with, instead of --run_dir."
 )

@@ -4,12 +4,7 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 `ModelConfig.preset("base")` gives the paper's settings, `to_json` and `from_json` a round trip.
 """
 
-from keras_transformer.config.data import (
-    DEFAULT_VOCABULARY_SIZE,
-    EXTEND,
-    DataConfig,
-    split_list,
-)
+from keras_transformer.config.data import DEFAULT_VOCABULARY_SIZE, EXTEND, DataConfig, split_list
 from keras_transformer.config.model import (
     BOS_ID,
     EOS_ID,
@@ -25,10 +20,7 @@ from keras_transformer.config.model import (
     architectures,
 )
 from keras_transformer.config.options import JsonConfig, option
-from keras_transformer.config.search import (
-    SearchConfig,
-    check_options,
-)
+from keras_transformer.config.search import SearchConfig, check_options
 from keras_transformer.config.training import TRAINING_PRESETS, TrainingConfig
 
 __all__ = [

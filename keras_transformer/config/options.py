@@ -154,12 +154,7 @@ def _check_range(field: dataclasses.Field[Any], value: Any) -> None:
         raise InputError(f"{what} odd, got {number}; use {number - 1} or {number + 1}")
 
 
-_NAMES = {
-    bool: "True or False",
-    int: "a whole number",
-    float: "a finite number",
-    str: "a string",
-}
+_NAMES = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a string"}
 
 
 def _expected(kind: Any, value: Any) -> str | None:

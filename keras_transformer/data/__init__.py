@@ -23,10 +23,7 @@ from keras_transformer.data.corpus import (
     read_parallel,
 )
 from keras_transformer.data.datasets import DatasetSplit
-from keras_transformer.data.token_cache import (
-    ApacheBeamShards,
-    cached_corpus,
-)
+from keras_transformer.data.token_cache import ApacheBeamShards, cached_corpus
 from keras_transformer.files import iterate_lines, read_lines
 
 __all__ = [

@@ -36,12 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.data.corpus import (
-    LengthFilter,
-    PairSource,
-    ParallelText,
-    TokenizedCorpus,
-)
+from keras_transformer.data.corpus import LengthFilter, PairSource, ParallelText, TokenizedCorpus
 from keras_transformer.errors import InputError, needs_extra, writing
 from keras_transformer.files import atomic_folder, write_atomically
 from keras_transformer.host import end_with_parent, num_cores
@@ -377,9 +372,7 @@ def _sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def _inputs(
-    sources: Sequence[PairSource],
-    vocabularies: Sequence[Vocabulary],
-    length_filter: LengthFilter,
+    sources: Sequence[PairSource], vocabularies: Sequence[Vocabulary], length_filter: LengthFilter
 ) -> tuple[dict[str, Any], str]:
     """Returns all that a corpus depends on, and a hash of it."""
     inputs = {

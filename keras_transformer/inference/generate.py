@@ -39,11 +39,7 @@ _MAX_PHRASES_BYTES = 1 << 16  # of all phrases of a sentence
 _MAX_FLOAT = 1e6  # of float options: far beyond useful values, and nothing made of it is NaN
 
 # Types of the columns of a request, by those of the fields.
-_COLUMN_TYPES: dict[Any, tf.DType] = {
-    float: tf.float32,
-    int: tf.int32,
-    tuple[str, ...]: tf.string,
-}
+_COLUMN_TYPES: dict[Any, tf.DType] = {float: tf.float32, int: tf.int32, tuple[str, ...]: tf.string}
 
 
 def search_translations(
@@ -101,11 +97,7 @@ def search_translations(
         found = sample(model.step, state, **arguments, **sampling)
     else:
         found = beam_search(
-            model.step,
-            state,
-            **arguments,
-            beam_size=search.beam_size,
-            early_stop=search.early_stop,
+            model.step, state, **arguments, beam_size=search.beam_size, early_stop=search.early_stop
         )
     if not details:
         return found

@@ -243,7 +243,10 @@ def read_ctranslate2(folder: pathlib.Path, given: ImportOptions) -> ForeignModel
     shared_vocabulary, or source_ and target_vocabulary, as .json or .txt, and, if this package
     wrote it, source.model and target.model.
     """
-    tensors = read_model_bin(folder / "model.bin")
+    path = folder / "model.bin"
+    content = map_file(path)
+    with reading(path, "a CTranslate2 model"):
+        tensors = Tensors(_ModelBin(content).arrays(), str(path))
     config = read_json(folder / "config.json")
     options = _options(tensors, config)
     sides = _symbols(folder, config, bool(_option(tensors, "decoder/start_from_zero_embedding", 0)))
@@ -272,13 +275,6 @@ def read_ctranslate2(folder: pathlib.Path, given: ImportOptions) -> ForeignModel
             "min_length": 0,
         },
     )
-
-
-def read_model_bin(path: pathlib.Path) -> Tensors:
-    """Returns the arrays; `InputError` if the file is damaged."""
-    content = map_file(path)
-    with reading(path, "a CTranslate2 model"):
-        return Tensors(_ModelBin(content).arrays(), str(path))
 
 
 class _ModelBin:

@@ -106,7 +106,7 @@ def read_fairseq(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
     return ForeignModel(
         options=options,
         tensors=tensors,
-        layout=Layout(names=LAYER_NAMES, kernel="weight", bias="bias", transposed=True),
+        layout=Layout(names=LAYER_NAMES),
         source_table=source_table,
         target_table=target_table,
         projection=_projection(tensors, args, target_table),

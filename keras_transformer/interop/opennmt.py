@@ -91,9 +91,7 @@ def read_opennmt_py(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
     options = opennmt_py_fields(Options(opt, str(file), "opennmt_py"))
     is_old = "encoder.layer_norm.a_2" in tensors
     layout = Layout(
-        names=_OPENNMT_NAMES,
-        gain="a_2" if is_old else "weight",
-        offset="b_2" if is_old else "bias",
+        names=_OPENNMT_NAMES, gain="a_2" if is_old else "weight", offset="b_2" if is_old else "bias"
     )
     tables = [
         f"{side}.embeddings.make_embedding.emb_luts.0.weight" for side in ("encoder", "decoder")

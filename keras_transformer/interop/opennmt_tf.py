@@ -9,14 +9,7 @@ import tensorflow as tf
 
 from keras_transformer.errors import InputError
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
-from keras_transformer.interop.reading import (
-    Array,
-    Tensors,
-    map_file,
-    read_text,
-    reading,
-    reject,
-)
+from keras_transformer.interop.reading import Array, Tensors, map_file, read_text, reading, reject
 from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
 
 _NAMES = {

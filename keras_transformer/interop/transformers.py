@@ -276,10 +276,7 @@ _MAX_TOKENS = 512  # of a source that is truncated, and of a translation, the st
 
 
 def export_transformers(
-    model: Transformer,
-    source: Vocabulary,
-    target: Vocabulary,
-    folder: str | os.PathLike[str],
+    model: Transformer, source: Vocabulary, target: Vocabulary, folder: str | os.PathLike[str]
 ) -> pathlib.Path:
     """Writes the folder of a MarianMTModel atomically and returns its path; weights are float32.
 

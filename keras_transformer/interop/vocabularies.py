@@ -20,7 +20,6 @@ from keras_transformer.interop.reading import map_file, reading
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import (
     CONTROL,
-    FINE_SCORE_STEP,
     NORMAL,
     RESERVED_IDS,
     UNKNOWN,
@@ -28,6 +27,7 @@ from keras_transformer.text.vocabulary import (
     USER_DEFINED,
     model_message,
     model_of_pieces,
+    rounded,
 )
 
 _SINGLE_CHARACTER = -10.0  # added to the lowest score for a character that SentencePiece lacks
@@ -112,19 +112,19 @@ def sentencepiece_vocabulary(
         if token in by_name:
             piece = by_name.pop(token)
             kind = CONTROL if piece.type == UNKNOWN else piece.type
-            pieces.append((token, _rounded(piece.score), kind))
+            pieces.append((token, rounded(piece.score), kind))
         elif side == "source" and token.startswith(">>") and token.endswith("<<"):
             pieces.append((WORD_START + token, 0.0, USER_DEFINED))
         elif len(token) == 1:
-            pieces.append((token, _rounded(lowest + _SINGLE_CHARACTER), NORMAL))
+            pieces.append((token, rounded(lowest + _SINGLE_CHARACTER), NORMAL))
         elif side == "source":
             pieces.append((token, 0.0, CONTROL))
         else:
-            pieces.append((token, _rounded(lowest + _NEVER), UNUSED))
+            pieces.append((token, rounded(lowest + _NEVER), UNUSED))
     num_tokens = len(pieces)
     taken = {name for name, _, _ in pieces}
     pieces += [
-        (name, _rounded(piece.score), piece.type)
+        (name, rounded(piece.score), piece.type)
         for name, piece in by_name.items()
         if piece.type not in (UNKNOWN, CONTROL, UNUSED) and name not in taken
     ]
@@ -194,7 +194,3 @@ def _reserved_pieces(symbols: Symbols) -> list[tuple[str, float, int]]:
 
     pad, unk, bos, eos = map(free, ("<pad>", "<unk>", "<s>", "</s>"))
     return [(pad, 0.0, CONTROL), (unk, 0.0, UNKNOWN), (bos, 0.0, CONTROL), (eos, 0.0, CONTROL)]
-
-
-def _rounded(score: float) -> float:
-    return round(score / FINE_SCORE_STEP) * FINE_SCORE_STEP

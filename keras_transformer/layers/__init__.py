@@ -3,11 +3,7 @@
 Only dropout uses TensorFlow directly: to know which replica it runs on.
 """
 
-from keras_transformer.layers.attention import (
-    CrossAttention,
-    MultiHeadAttention,
-    SelfAttention,
-)
+from keras_transformer.layers.attention import CrossAttention, MultiHeadAttention, SelfAttention
 from keras_transformer.layers.base import Dropout
 from keras_transformer.layers.embedding import PositionalEncoding, TokenEmbedding, sinusoids
 from keras_transformer.layers.kv_cache import (

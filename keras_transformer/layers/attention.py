@@ -20,6 +20,7 @@ from keras_transformer.errors import InputError, check_choice
 from keras_transformer.layers.base import (
     Dropout,
     Layer,
+    ReadsMemory,
     ReturnsScores,
     freeze_parts,
     full_precision,
@@ -206,11 +207,7 @@ class SelfAttention(ScaledDotProductAttention):
         return (output, weights) if return_attention_scores else output
 
     def step(
-        self,
-        x: Tensor,
-        kv_cache: KVCache,
-        time: Tensor | int,
-        score_bias: Tensor | None = None,
+        self, x: Tensor, kv_cache: KVCache, time: Tensor | int, score_bias: Tensor | None = None
     ) -> tuple[Tensor, KVCache]:
         """Reads one more token of each of W hypotheses of a sentence, or of each sequence (W = 1).
 
@@ -290,7 +287,7 @@ class SelfAttention(ScaledDotProductAttention):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class CrossAttention(ScaledDotProductAttention):
+class CrossAttention(ReadsMemory, ScaledDotProductAttention):
     """Multi-head attention of a decoder to the encoder's output, its memory (3.2.3).
 
     Args: see `ScaledDotProductAttention`.
@@ -313,11 +310,6 @@ class CrossAttention(ScaledDotProductAttention):
         self.query_projection = self._dense(keys, "query", x_shape)
         self.memory_projection = self._dense(keys + values, "key_value", memory_shape)
         self.output_projection = self._dense(x_shape[-1], "output", (None, None, values))
-
-    def compute_output_shape(
-        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
-    ) -> tuple[int | None, ...]:
-        return tuple(x_shape)
 
     def project_memory(self, memory: Tensor) -> KeysValues:
         """Returns keys [B, H, S, K] and values [B, H, S, U] of the memory [B, S, D].
@@ -407,11 +399,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):
         freeze_parts(self)
 
     def step(
-        self,
-        x: Tensor,
-        kv_cache: KVCache,
-        time: Tensor | int,
-        score_bias: Tensor | None = None,
+        self, x: Tensor, kv_cache: KVCache, time: Tensor | int, score_bias: Tensor | None = None
     ) -> tuple[Tensor, KVCache]:
         """Reads one more token of each sequence or hypothesis, as `SelfAttention.step`.
 

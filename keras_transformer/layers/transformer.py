@@ -90,10 +90,7 @@ class LayerNormalization(Layer):
     """
 
     def __init__(
-        self,
-        epsilon: float = 1e-6,
-        form: Literal["variance", "sigma"] = "variance",
-        **kwargs: Any,
+        self, epsilon: float = 1e-6, form: Literal["variance", "sigma"] = "variance", **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         check_choice("form", form, ("variance", "sigma"))

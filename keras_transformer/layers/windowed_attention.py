@@ -89,11 +89,7 @@ class WindowedSelfAttention(SelfAttention):
         return self.output_projection(ops.concatenate(heads, axis=-1))
 
     def step(
-        self,
-        x: Tensor,
-        kv_cache: KVCache,
-        time: Tensor | int,
-        score_bias: Tensor | None = None,
+        self, x: Tensor, kv_cache: KVCache, time: Tensor | int, score_bias: Tensor | None = None
     ) -> tuple[Tensor, KVCache]:
         """Reads one more token of each hypothesis, as `SelfAttention.step`.
 

@@ -13,7 +13,7 @@ from keras_transformer.decoding import DecodingState, Tensor, TranslationModel
 from keras_transformer.errors import InputError
 
 # The fields of a state of which an ensemble keeps a tuple, one entry for each model.
-_PER_MODEL = ("shared", "projection", "context", "recurrent_state", "kv_cache")
+_PER_MODEL = ("projection", "context", "recurrent_state", "kv_cache")
 
 
 class Ensemble:

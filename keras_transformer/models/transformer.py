@@ -13,12 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_transformer.config import (
-    EOS_ID,
-    PAD_ID,
-    TransformerConfig,
-    TransformerLayersConfig,
-)
+from keras_transformer.config import EOS_ID, PAD_ID, TransformerConfig, TransformerLayersConfig
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.layers import Decoder, Encoder, LayerNormalization, slot_bias
 from keras_transformer.layers.base import with_scores

@@ -181,7 +181,6 @@ def read(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tensor
     is_now = spec.positions == state.time  # [L]
     ancestors = tf.where(is_now, tf.range(spec.num_hypotheses)[:, None], state.ancestors)
     before = DecodingState(
-        shared=spec.shared,
         projection=spec.projection,
         context=inputs.context,
         time=state.time,
@@ -255,11 +254,7 @@ def finish(
     """
     old = state.finished
     coverage, tokens, ancestors = _of_parents(
-        (
-            state.model.get("coverage"),
-            state.tokens,
-            state.ancestors if state.history else (),
-        ),
+        (state.model.get("coverage"), state.tokens, state.ancestors if state.history else ()),
         parents,
     )
     penalty = tf.gather(inputs.length_divisors, state.time + 1, axis=1)  # [B, 1]

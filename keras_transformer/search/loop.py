@@ -14,13 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.decoding import (
-    IMPOSSIBLE,
-    NO_SCORE,
-    DecodingState,
-    StepFunction,
-    Tensor,
-)
+from keras_transformer.decoding import IMPOSSIBLE, NO_SCORE, DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search import scoring
 from keras_transformer.search.constraints import Constraint
@@ -54,8 +48,7 @@ class SearchSpec(NamedTuple):
     """What is the same for all sentences."""
 
     step: StepFunction
-    shared: Any  # the part of the model's state that serves all sentences,
-    projection: Any  # and this one
+    projection: Any  # the part of the model's state that serves all sentences
     num_hypotheses: int  # W
     positions: Tensor  # int32 [L], 0 to L - 1; L is the largest of the max lengths, plus EOS
     capacities: tuple[int, ...]  # of the KV cache, now and later; empty if it grows at every step
@@ -164,7 +157,6 @@ def start_search(
     )
     spec = SearchSpec(
         step=step,
-        shared=state.shared,
         projection=state.projection,
         num_hypotheses=num_hypotheses,
         positions=tf.range(result_length),

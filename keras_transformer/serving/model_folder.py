@@ -156,22 +156,6 @@ def read_model_card(version: str | os.PathLike[str]) -> dict[str, Any]:
     return card
 
 
-def newest_version(base: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of the highest SavedModel, which is the one that a model server serves.
-
-    Raises:
-        InputError: there is none.
-    """
-    numbers = [
-        number for number in _versions_in(base) if (base / str(number) / _SAVED_MODEL).exists()
-    ]
-    if not numbers:
-        raise InputError(
-            f"no version of a SavedModel in {base}; give the --export_dir of an export"
-        )
-    return base / str(max(numbers))
-
-
 def _versions_in(folder: pathlib.Path) -> list[int]:
     """Returns the numbers of the versions in a model's folder."""
     if not folder.is_dir():

@@ -27,9 +27,7 @@ class PronunciationTask(Task):
     """Pronunciation of words, learned from dictionaries."""
 
     keep_stress: bool = option(
-        True,
-        "Keep the digits that mark stress in CMUdict, for example 1 in AH1.",
-        is_learned=True,
+        True, "Keep the digits that mark stress in CMUdict, for example 1 in AH1.", is_learned=True
     )
     held_out: float = option(
         0.05,

@@ -76,8 +76,8 @@ def learn_vocabulary(
             of tabs, see `nfc_rules`, and keeps all else; "identity" changes nothing. "nfkc" is
             Unicode NFKC as other toolkits have it: it also makes ASCII of full-width characters,
             digits of ½ and ², "..." of an ellipsis, spaces of no-break ones and of Persian's
-            non-joiner, and drops control characters; the model can then write none of these. All turn
-            runs of spaces into one and trim the ends.
+            non-joiner, and drops control characters; the model can then write none of these. All
+            turn runs of spaces into one and trim the ends.
         character_coverage: share of all characters that get a token, from 0.98 to 1; the rarest
             become unknown.
         byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).

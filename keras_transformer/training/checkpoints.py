@@ -485,7 +485,7 @@ def training_contents(
     }
     for group, variables in (("average_weights", average_weights), ("extra", extra)):
         if variables:
-            contents[group] = {name: _value(variable) for name, variable in variables.items()}
+            contents[group] = {name: value_of(variable) for name, variable in variables.items()}
     return contents
 
 
@@ -567,9 +567,9 @@ def _unique(named: Iterable[tuple[str, Variable]]) -> dict[str, Variable]:
                 f"two variables have the name {name}, so a checkpoint cannot tell them apart; "
                 "give the model's layers other names"
             )
-        variables[name] = _value(variable)
+        variables[name] = value_of(variable)
     return variables
 
 
-def _value(variable: Variable) -> Variable:
+def value_of(variable: Variable) -> Variable:
     return variable.value if isinstance(variable, keras.Variable) else variable

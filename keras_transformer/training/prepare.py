@@ -59,15 +59,13 @@ def read_validation_texts(data: DataConfig, task: Task = _TRANSLATION) -> list[P
     return [_read([source]) for source in task.pair_sources(data, "validation")]
 
 
-def read_test_text(
-    data: DataConfig, split: str = "test", task: Task = _TRANSLATION
-) -> ParallelText:
-    """Returns the pairs to evaluate on: those of a split, see `Task.pair_sources`.
+def read_test_text(data: DataConfig, task: Task = _TRANSLATION) -> ParallelText:
+    """Returns the pairs of the test set, see `Task.pair_sources`.
 
     Raises:
         InputError: the configuration names none.
     """
-    sources = task.pair_sources(data, split)
+    sources = task.pair_sources(data, "test")
     if not sources:
         raise InputError("this run names no test files: give --source and --target of a test set")
     return _read(sources)
@@ -110,9 +108,7 @@ def subword_samplers(
 
 
 def make_vocabularies(
-    data: DataConfig,
-    task: Task = _TRANSLATION,
-    say: Callable[[str], None] = lambda message: None,
+    data: DataConfig, task: Task = _TRANSLATION, say: Callable[[str], None] = lambda message: None
 ) -> tuple[Vocabulary, Vocabulary]:
     """Loads or learns the vocabularies of source and target; one object if they share it.
 

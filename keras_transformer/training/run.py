@@ -32,11 +32,7 @@ from typing import Any
 from typing_extensions import Self
 
 from keras_transformer.config import TrainingConfig
-from keras_transformer.data import (
-    ApacheBeamShards,
-    ParallelText,
-    TokenizedCorpus,
-)
+from keras_transformer.data import ApacheBeamShards, ParallelText, TokenizedCorpus
 from keras_transformer.errors import InputError, NotRegisteredError, writing
 from keras_transformer.files import Path, local_path, write_atomically
 from keras_transformer.host import check_not_forked

@@ -24,12 +24,7 @@ from torch.nn import functional
 
 from benchmarks.engines import Channel, check_gpu
 from benchmarks.training import Job, batches, real_tokens, report_steps
-from keras_transformer.config import (
-    PAD_ID,
-    ModelConfig,
-    TrainingConfig,
-    TransformerConfig,
-)
+from keras_transformer.config import PAD_ID, ModelConfig, TrainingConfig, TransformerConfig
 from keras_transformer.data import Batch
 from keras_transformer.host import keep_freed_memory
 

@@ -225,11 +225,7 @@ def main(job: Job) -> None:
             self.model.stop_training = not self.steps
 
     model.fit(
-        to_dataset(counted),
-        steps_per_epoch=10**9,
-        callbacks=[Turns()],
-        shuffle=False,
-        verbose=0,
+        to_dataset(counted), steps_per_epoch=10**9, callbacks=[Turns()], shuffle=False, verbose=0
     )
 
 
@@ -289,11 +285,7 @@ def measure_plan(folder: pathlib.Path, pairs: int, whole_epoch: bool) -> Iterato
         action = f"plan in {max_shapes} shapes"
         plan, row = _timed(action, begin, max_shapes)
         batches = plan.batches_per_epoch
-        yield row | {
-            "shapes": len(plan.shapes),
-            "batches": batches,
-            "real_share": plan.real_share,
-        }
+        yield row | {"shapes": len(plan.shapes), "batches": batches, "real_share": plan.real_share}
     place = int(_PLACE * batches)
     _, row = _timed(
         "first batch after resuming", lambda: next(plan.epoch(2, seed=_SEED, first_batch=place))

@@ -10,8 +10,6 @@ import sys
 import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-# For the servers that stand in for the real one.
-sys.path.extend(str(_ROOT / "tests" / folder) for folder in ("client", "serving"))
 _TINY = (
     "--preset=tiny", "--num_layers=1", "--model_dim=16", "--num_heads=2", "--feed_forward_dim=16",
     "--dropout=0", "--vocabulary_kind=word", "--vocabulary_size=20", "--train_steps=4",

@@ -337,7 +337,7 @@ def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options, ow
 # Modules of the user.
 
 
-def test_file_with_the_name_of_a_standard_module_is_loaded(call, refused, tmp_path):
+def test_file_with_the_name_of_a_standard_module_is_loaded(call, tmp_path):
     (tmp_path / "sibling.py").write_text("WORD = 'mine'\n")
     program = (
         "import sibling, tomllib\nraise SystemExit(f'{sibling.WORD}, {bool(tomllib.loads)}')\n"

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import os
-import resource
 import tracemalloc
 
 import numpy as np
@@ -215,15 +214,11 @@ def test_tokens_of_changed_text_are_not_kept(tmp_path, tsv, monkeypatch, is_seco
     assert sentences(corpus, "source")[-3:] == ["ab.", "d.", "hi."]
 
 
-def test_full_disk_is_an_error_and_leaves_nothing(tmp_path):
+def test_full_disk_is_an_error_and_leaves_nothing(tmp_path, full_disk):
     tsv = write_tsv(tmp_path / "long.tsv", ["abcdefgh abcdefgh"] * 10_000)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # writing beyond it fails
-    try:
-        with pytest.raises(InputError, match=r"cannot write .*cache \(.+\); free some space"):
-            open_corpus(tmp_path, tsv)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    message = r"cannot write .*cache \(.+\); free some space"
+    with full_disk(), pytest.raises(InputError, match=message):
+        open_corpus(tmp_path, tsv)
     assert not (tmp_path / "cache").exists()
 
 

@@ -128,7 +128,7 @@ def test_damaged_shard_is_named(tmp_path, text, vocabulary):
         tokenize(tmp_path / "cache", text, vocabulary, processes=1)
 
 
-def test_beam_pipeline_makes_the_same_bytes(tmp_path, text, vocabulary, expected, monkeypatch):
+def test_beam_pipeline_makes_the_same_bytes(tmp_path, text, vocabulary, expected):
     pytest.importorskip("apache_beam", reason="Apache Beam is not installed")
     made, shares = [], 3
 

@@ -18,7 +18,6 @@ import urllib.request
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "tests" / "interop"))  # has fake_hub
 _BLOCK = re.compile(r"(?:<!-- not (run|compared): [^\n]*-->\n+)?^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 

@@ -53,12 +53,12 @@ def test_attention_rows_are_distributions_and_those_of_the_signature(view, trans
 
 
 @pytest.mark.slow
-def test_export_shows_mean_attention(exported, separate_translator):
+def test_export_shows_mean_attention(exported, two_best):
     sentence = "sun tree"
     view = inspect_export("exports/1", load_exported(exported))(sentence)
-    assert view.translation == separate_translator.translate([sentence])[0][0].text
+    assert view.translation == two_best.translate([sentence])[0][0].text
     assert list(view.attentions) == ["cross"]
-    answer = separate_translator.function("attention")(
+    answer = two_best.function("attention")(
         source=tf.constant([sentence]), target=tf.constant([view.translation])
     )
     np.testing.assert_allclose(view.attentions["cross"][0, 0], answer["attention"][0], atol=1e-5)

@@ -163,14 +163,8 @@ TWO = ["two", "three"]
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda local: local.translate(TWO, beam_size=2),
-            "no option beam_size .* it has",
-        ),
-        (
-            lambda local: local.translate(TWO, max_length=2.5),
-            "max_length must .*, got 2.5",
-        ),
+        (lambda local: local.translate(TWO, beam_size=2), "no option beam_size .* it has"),
+        (lambda local: local.translate(TWO, max_length=2.5), "max_length must .*, got 2.5"),
         (lambda local: local.translate(TWO, banned_phrases="a\n" * 257), "at most 256, got 257"),
         (lambda local: local.translate([2]), "text must be text, got 2"),
         (lambda local: local.translate(TWO, 0), "batch_size must be at least 1, got 0"),
@@ -186,20 +180,18 @@ def test_invalid_calls_are_rejected(local, functions, call, message):
     assert not any(function.requests for function in functions.values())
 
 
-def test_unknown_words_are_aligned(separate_translator):
-    pairs = separate_translator.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
+def test_unknown_words_are_aligned(two_best):
+    pairs = two_best.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
     assert [target for _, target in pairs] == [0, 1, 2]
     assert {source for source, _ in pairs} <= {0, 1, 2}
 
 
-def test_phrase_with_unknown_characters_is_rejected(separate_translator):
+def test_phrase_with_unknown_characters_is_rejected(two_best):
     with pytest.raises(InputError, match="prefix: the vocabulary cannot spell 'q😀'; use char"):
-        separate_translator.translate(["sun", "cat"], prefix=["", "q😀"])
+        two_best.translate(["sun", "cat"], prefix=["", "q😀"])
     with pytest.raises(InputError, match="banned_phrases: the vocabulary cannot spell 'q😀'"):
-        separate_translator.translate(["sun", "cat"], banned_phrases=[None, ["木", "q😀"]])
-    assert separate_translator.translate(["sun"], prefix=" ") == separate_translator.translate(
-        ["sun"], prefix=""
-    )
+        two_best.translate(["sun", "cat"], banned_phrases=[None, ["木", "q😀"]])
+    assert two_best.translate(["sun"], prefix=" ") == two_best.translate(["sun"], prefix="")
 
 
 def test_memory_of_parallel_batches_is_limited(functions, monkeypatch):

@@ -16,11 +16,6 @@ from keras_transformer.search import BannedPhrases
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
 
 
-@pytest.fixture(scope="module")
-def two_best(make_translator):
-    return make_translator(num_translations=2)
-
-
 def texts(answer):
     return [[text.decode() for text in row] for row in answer["translations"].numpy().tolist()]
 

@@ -24,11 +24,11 @@ def _evenly(self, inputs):
 
 
 @pytest.fixture(scope="module")
-def signatures(trained, separate_translator):
+def signatures(trained, two_best):
     """The functions, the model's attention replaced by an even one; not those that others share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Transformer, "attention", _evenly, raising=False)
-        return Translator(*trained, separate_translator.search).signatures()
+        return Translator(*trained, two_best.search).signatures()
 
 
 def _ask(function, *columns):
@@ -60,12 +60,12 @@ def test_dimension_0_is_the_batch_everywhere(signatures):
         assert all(len(value) == 0 for value in _ask(function, *[[] for _ in inputs]).values())
 
 
-def test_scores_are_the_models_log_probabilities(signatures, separate_translator):
+def test_scores_are_the_models_log_probabilities(signatures, two_best):
     answer = _ask(signatures["score"], _SOURCE, _TARGET)
-    source = _ids(separate_translator.source_tokenizer.vocabulary, _SOURCE)
-    labels = _ids(separate_translator.target_tokenizer.vocabulary, _TARGET)
+    source = _ids(two_best.source_tokenizer.vocabulary, _SOURCE)
+    labels = _ids(two_best.target_tokenizer.vocabulary, _TARGET)
     shifted = np.concatenate([np.full([4, 1], BOS_ID), labels[:, :-1]], axis=1)
-    logits = separate_translator.model({"source": source, "target": shifted})
+    logits = two_best.model({"source": source, "target": shifted})
     logits = keras.ops.convert_to_numpy(logits).astype(np.float64)
     log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = np.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]
@@ -75,17 +75,17 @@ def test_scores_are_the_models_log_probabilities(signatures, separate_translator
     assert answer["lengths"].tolist() == [3, 2, 1, 4]
 
 
-def test_scores_agree_with_the_search(signatures, separate_translator):
+def test_scores_agree_with_the_search(signatures, two_best):
     sentences = ["two house", "cat sun tree two", "hello"]
     found = _ask(signatures["serving_default"], sentences)
     for rank in range(2):
         answer = _ask(signatures["score"], sentences, found["translations"][:, rank])
-        penalty = ((5 + answer["lengths"]) / 6) ** separate_translator.search.length_penalty
+        penalty = ((5 + answer["lengths"]) / 6) ** two_best.search.length_penalty
         np.testing.assert_allclose(answer["scores"] / penalty, found["scores"][:, rank], rtol=1e-4)
 
 
-def test_rows_do_not_depend_on_their_batch(signatures, separate_translator):
-    ids = _text_of_ids(separate_translator.source_tokenizer.vocabulary, _SOURCE)
+def test_rows_do_not_depend_on_their_batch(signatures, two_best):
+    ids = _text_of_ids(two_best.source_tokenizer.vocabulary, _SOURCE)
     columns = {"text": _SOURCE, "source": _SOURCE, "target": _TARGET}
     columns |= {"max_length": [2, -1, 1, -1], "prefix": ["", "木", "दो", ""]}
     for name, function in signatures.items():
@@ -103,12 +103,12 @@ def test_rows_do_not_depend_on_their_batch(signatures, separate_translator):
                     assert np.array_equal(found, alone[0])
 
 
-def test_tokens_are_translated_like_their_text(signatures, separate_translator):
-    vocabulary = separate_translator.source_tokenizer.vocabulary
+def test_tokens_are_translated_like_their_text(signatures, two_best):
+    vocabulary = two_best.source_tokenizer.vocabulary
     by_text = _ask(signatures["serving_default"], _SOURCE)
     answer = _ask(signatures["tokens"], _text_of_ids(vocabulary, _SOURCE))
     for row, texts in zip(answer["ids"], by_text["translations"], strict=True):
-        decoded = separate_translator.target_tokenizer.vocabulary.decode(row.tolist())
+        decoded = two_best.target_tokenizer.vocabulary.decode(row.tolist())
         assert decoded == [text.decode() for text in texts]
     np.testing.assert_allclose(answer["scores"], by_text["scores"], rtol=1e-5)
     assert np.array_equal(answer["lengths"], (answer["ids"] != PAD_ID).sum(-1))
@@ -189,23 +189,23 @@ def _vocabularies(translator):
 
 
 @pytest.mark.parametrize("wrap", ["alone", "ensemble", "mixed ensemble"])
-def test_attention_needs_all_models_to_have_it(separate_translator, wrap):
-    model = separate_translator.model
+def test_attention_needs_all_models_to_have_it(two_best, wrap):
+    model = two_best.model
     bare = _Without(model)
     wrapped = {
         "alone": bare,
         "ensemble": Ensemble([bare, bare]),
         "mixed ensemble": Ensemble([model, bare]),
     }[wrap]
-    translator = Translator(wrapped, *_vocabularies(separate_translator))
+    translator = Translator(wrapped, *_vocabularies(two_best))
     for each in (translator, translator.with_cached_projection()):
         assert each.signature_names == ["serving_default", "translate_options", "score", "tokens"]
         with pytest.raises(InputError, match="the model has no signature 'attention'"):
             each.align(["two"], ["दो"])
 
 
-def test_coverage_penalty_of_a_sentence_needs_attention(separate_translator):
-    bare = _Without(separate_translator.model)
-    translator = Translator(bare, *_vocabularies(separate_translator))
+def test_coverage_penalty_of_a_sentence_needs_attention(two_best):
+    bare = _Without(two_best.model)
+    translator = Translator(bare, *_vocabularies(two_best))
     with pytest.raises(InputError, match="the model has no option coverage_penalty that can"):
         translator.translate(["two"], coverage_penalty=0.2)

@@ -24,7 +24,7 @@ def test_blank_sentences_have_empty_translations(translator, words):
 
 
 @pytest.mark.slow
-def test_unknown_words_are_copied_where_they_are_attended_to(make_translator, trained, words):
+def test_unknown_words_are_copied_where_they_are_attended_to(make_translator, words):
     every_word = [*words.values()]
     sentences = ["sun Владимир", "sun", "Zoë cat"]
     options = dict(banned_phrases=every_word, max_length=1)

@@ -1,14 +1,10 @@
-"""Lets tests import the modules beside them; a vocabulary for models of random weights."""
+"""A vocabulary for models of random weights."""
 
-import pathlib
 import random
-import sys
 
 import pytest
 
 from keras_transformer.text import learn_vocabulary
-
-sys.path.append(str(pathlib.Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,6 @@ EOS = 3
 class Sample(NamedTuple):
     """A model, read, with what its own toolkit computes."""
 
-    name: str
     model: ForeignModel
     sentences: list[dict[str, Any]]
 
@@ -59,7 +58,7 @@ def read_sample(sample_model, name: str) -> Sample:
     folder = sample_model(name)
     sample_model("hf_marian")
     sentences = json.loads((folder / "oracle.json").read_text())["sentences"]
-    return Sample(name, read_model(folder, None, given(folder)), sentences)
+    return Sample(read_model(folder, None, given(folder)), sentences)
 
 
 def pad(rows: list[list[int]]) -> np.ndarray:

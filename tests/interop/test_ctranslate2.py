@@ -104,28 +104,20 @@ def translate_with_ctranslate2(folder, texts, **options):
     return [text.removeprefix(" ") for text in best]
 
 
-def export(translator, folder, **options):
-    """Writes the model and vocabularies of one of our translators."""
-    source, target = translator.source_tokenizer, translator.target_tokenizer
-    return export_ctranslate2(
-        translator.model, source.vocabulary, target.vocabulary, folder, **options
-    )
-
-
-def test_unknown_words_translate_as_in_translator(make_translator, tmp_path):
+def test_unknown_words_translate_as_in_translator(make_translator, trained, tmp_path):
     translator = make_translator(beam_size=1, length_penalty=0.0, replace_unknowns=False)
     texts = ["hello zebra", "</s> tree", "sun  cat", "two two two", "<pad>"]
-    folder = export(translator, tmp_path / "model")
+    folder = export_ctranslate2(*trained, tmp_path / "model")
     ours = [best.text for best, *_ in translator.translate(texts)]
     theirs = translate_with_ctranslate2(folder, texts, beam_size=1, max_decoding_length=8)
     assert theirs == ours
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int16", "float16"])
-def test_folder_alone_translates_text(quantization, separate_translator, words, tmp_path):
-    before = separate_translator.model.get_weights()
-    full = export(separate_translator, tmp_path / "full")
-    folder = export(separate_translator, tmp_path / "model", quantization=quantization)
+def test_folder_alone_translates_text(quantization, trained, words, tmp_path):
+    before = trained[0].get_weights()
+    full = export_ctranslate2(*trained, tmp_path / "full")
+    folder = export_ctranslate2(*trained, tmp_path / "model", quantization=quantization)
     assert {file.name for file in folder.iterdir()} == {
         "model.bin", "config.json", "source_vocabulary.json", "target_vocabulary.json",
         "source.model", "target.model",
@@ -136,7 +128,7 @@ def test_folder_alone_translates_text(quantization, separate_translator, words, 
     texts = [" ".join(generator.choices([*words], k=1 + index % 4)) for index in range(40)]
     expected = [" ".join(words[word] for word in text.split()) for text in texts]
     assert translate_with_ctranslate2(folder, texts, beam_size=4) == expected
-    for old, new in zip(before, separate_translator.model.get_weights(), strict=True):
+    for old, new in zip(before, trained[0].get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
 
 

@@ -80,9 +80,7 @@ def test_connection_that_breaks_for_good_is_reported(monkeypatch):
         locate(NAME)
 
 
-def test_models_that_cannot_be_downloaded_are_reported_in_a_line(
-    fake_hub, sample_model, tmp_path, monkeypatch
-):
+def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_path, monkeypatch):
     for name, config in (("some/bert", "bert"), ("some/bare", "marian"), ("some/empty", None)):
         fake_hub.models[name] = tmp_path / name
         (tmp_path / name).mkdir(parents=True)

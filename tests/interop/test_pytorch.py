@@ -281,7 +281,7 @@ def test_endless_options_have_short_errors():
         assert len(str(error.value)) < 500
 
 
-def test_errors_of_our_own_code_are_not_damaged_files(torch, tmp_path, monkeypatch, sample_model):
+def test_errors_of_our_own_code_are_not_damaged_files(tmp_path, monkeypatch, sample_model):
     def fail(*arguments, **options):
         return {}["absent"]
 

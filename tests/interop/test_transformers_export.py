@@ -46,12 +46,6 @@ def log_probs_of(model):
     return tf.nn.log_softmax(model({"source": SOURCE, "target": TARGET})).numpy()
 
 
-def export(translator, folder):
-    """Writes the model and vocabularies of one of our translators."""
-    source, target = translator.source_tokenizer, translator.target_tokenizer
-    return export_transformers(translator.model, source.vocabulary, target.vocabulary, folder)
-
-
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_imported_exports_have_equal_log_probs(config, vocabulary, tmp_path):
     model = make_model(config)
@@ -158,20 +152,18 @@ def test_transformers_computes_our_log_probs(ask, vocabulary, tmp_path):
 
 
 @pytest.mark.slow
-def test_transformers_translates_as_we_do(ask, translator, separate_translator, words, tmp_path):
+def test_transformers_translates_as_we_do(ask, trained, words, tmp_path):
     generator = random.Random(3)
     texts = [" ".join(generator.choices([*words, "zebra"], k=1 + index % 4)) for index in range(24)]
     questions, expected = [], []
-    for name, ours in {"shared": translator, "separate": separate_translator}.items():
-        folder = export(ours, tmp_path / name)
-        vocabularies = ours.source_tokenizer.vocabulary, ours.target_tokenizer.vocabulary
-        for num_beams in (1, 4):
-            search = {"num_beams": num_beams, "length_penalty": 0.0}
-            questions.append({"folder": folder, "source": texts, "search": search})
-            search = SearchConfig(beam_size=num_beams, length_penalty=0.0, max_extra_length=20,
-                                  replace_unknowns=False)  # fmt: skip
-            translations = Translator(ours.model, *vocabularies, search).translate(texts)
-            expected.append((vocabularies[0].encode(texts), [best for best, *_ in translations]))
+    folder = export_transformers(*trained, tmp_path / "exported")
+    for num_beams in (1, 4):
+        search = {"num_beams": num_beams, "length_penalty": 0.0}
+        questions.append({"folder": folder, "source": texts, "search": search})
+        search = SearchConfig(beam_size=num_beams, length_penalty=0.0, max_extra_length=20,
+                              replace_unknowns=False)  # fmt: skip
+        translations = Translator(*trained, search).translate(texts)
+        expected.append((trained[1].encode(texts), [best for best, *_ in translations]))
     for answer, (source_ids, translations) in zip(ask(*questions), expected, strict=True):
         assert [row[: row.index(EOS_ID)] for row in answer["source_ids"]] == source_ids
         assert answer["texts"] == [best.text for best in translations]

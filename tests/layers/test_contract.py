@@ -273,10 +273,7 @@ def test_all_weights_are_trained_unless_the_layer_is_frozen(case, tmp_path):
             lambda: EncoderLayer(**SUBLAYERS | {"norm_position": "Pre"}),
             "must be one of post, pre, got",
         ),
-        (
-            lambda: SelfAttention(**ATTENTION, positions="sine"),
-            "one of relative, rotary, got",
-        ),
+        (lambda: SelfAttention(**ATTENTION, positions="sine"), "one of relative, rotary, got"),
         (lambda: SelfAttention(**ATTENTION, positions="rotary"), "need an even key_dim, got 5"),
         (lambda: WindowedSelfAttention(window=0, **ATTENTION), "odd and at least 1, got 0"),
         (lambda: WindowedSelfAttention(window=-1, **ATTENTION), "odd and at least 1, got -1"),
@@ -286,14 +283,8 @@ def test_all_weights_are_trained_unless_the_layer_is_frozen(case, tmp_path):
             "in a functional model call the layer with the memory",
         ),
         # Without the lines that Keras adds to errors within a layer.
-        (
-            lambda: SelfAttention(**ATTENTION)(X, attention_mask=X),
-            "^attention_mask must be bool",
-        ),
-        (
-            lambda: SelfAttention(**ATTENTION)(X, mask=X[..., 0]),
-            "^mask must be boolean, True",
-        ),
+        (lambda: SelfAttention(**ATTENTION)(X, attention_mask=X), "^attention_mask must be bool"),
+        (lambda: SelfAttention(**ATTENTION)(X, mask=X[..., 0]), "^mask must be boolean, True"),
         (lambda: SelfAttention(**ATTENTION)(X, mask=PADDING[:, 1:]), r"must be \[B, S\], here \("),
         (
             lambda: CrossAttention(**ATTENTION)(X, X, memory_mask=PADDING[:, None]),

@@ -23,10 +23,7 @@ from keras_transformer.layers import (
     UniversalEncoder,
     WindowedSelfAttention,
 )
-from keras_transformer.layers.masks import (
-    mask_to_bias,
-    predicting_mask,
-)
+from keras_transformer.layers.masks import mask_to_bias, predicting_mask
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])

@@ -5,11 +5,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from keras_transformer.layers import (
-    EncoderLayer,
-    FeedForward,
-    LayerNormalization,
-)
+from keras_transformer.layers import EncoderLayer, FeedForward, LayerNormalization
 
 # Feed-forward: FFN(x) = max(0, x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2)
 

@@ -92,10 +92,7 @@ def extend_adapted():
             "ConvConfig has no field heads; it has vocabulary_size",
         ),
         (lambda conv: conv.preset("base", **SIZE), "^preset must be one of conv-tiny, got 'base'$"),
-        (
-            lambda _: config_class(architecture="conv"),
-            "'conv' of OtherConfig is .*ConvConfig; ",
-        ),
+        (lambda _: config_class(architecture="conv"), "'conv' of OtherConfig is .*ConvConfig; "),
         (
             lambda _: config_class(architecture="other", PRESETS={"big": {}}),
             "preset 'big' of OtherConfig is one of TransformerConf",

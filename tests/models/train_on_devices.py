@@ -128,11 +128,7 @@ def train(way: str, workers: tf.distribute.Strategy | None) -> dict[str, Any]:
         on_train_batch_end=lambda batch, logs: shown.append([logs["loss"], logs["accuracy"]])
     )
     history = model.fit(
-        dataset(strategy),
-        steps_per_epoch=UPDATES,
-        shuffle=False,
-        verbose=0,
-        callbacks=[show],
+        dataset(strategy), steps_per_epoch=UPDATES, shuffle=False, verbose=0, callbacks=[show]
     ).history
     weights = model.get_weights()
     return {

@@ -172,12 +172,7 @@ def every_translation(model: Any, sentence: int, request: Request) -> list[Trans
 
 
 def narrow_beam(
-    model: Any,
-    sentence: int,
-    request: Request,
-    beam_size: int,
-    *,
-    early_stop: str = "exact",
+    model: Any, sentence: int, request: Request, beam_size: int, *, early_stop: str = "exact"
 ) -> list[Translation]:
     """Returns what beam search finds, best first.
 

@@ -52,7 +52,7 @@ class TableModel:
         coverage = tf.gather(self.padding, sentences)[:, None]  # [B, 1, S]
         coverage = tf.repeat(coverage, num_hypotheses, axis=1)
         return DecodingState(
-            shared=(tf.constant(self.table), tf.constant(self.attention)),
+            projection=(tf.constant(self.table), tf.constant(self.attention)),
             context={"sentence": tf.convert_to_tensor(sentences)},
             recurrent_state=recurrent_state,
             coverage=coverage if self.attention.shape[2] else None,
@@ -73,7 +73,7 @@ class TableModel:
         row = tf.reduce_sum(prefix * weights, axis=-1) % self.rows  # [B, W]
         logits, attention = (
             tf.gather(tf.gather(table, state.context["sentence"]), row, batch_dims=1)
-            for table in state.shared
+            for table in state.projection
         )
         if state.coverage is not None:
             state = state._replace(coverage=state.coverage + attention)

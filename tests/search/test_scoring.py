@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.search.scoring import (
-    coverage_penalty,
-    final_scores,
-    length_penalty,
-    top_k,
-)
+from keras_transformer.search.scoring import coverage_penalty, final_scores, length_penalty, top_k
 
 
 def test_length_penalty_equals_worked_numbers():

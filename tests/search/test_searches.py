@@ -5,14 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from plain_search import (
-    Request,
-    arguments,
-    assert_same,
-    columns,
-    tokens_of,
-    with_constraints,
-)
+from plain_search import Request, arguments, assert_same, columns, tokens_of, with_constraints
 from table_model import TableModel
 
 from keras_transformer.decoding import DecodingState

@@ -67,10 +67,7 @@ def main() -> None:
 
 
 def load(
-    model: Model,
-    version: int,
-    folder: pathlib.Path,
-    config: tf.compat.v1.ConfigProto | None = None,
+    model: Model, version: int, folder: pathlib.Path, config: tf.compat.v1.ConfigProto | None = None
 ) -> None:
     session = tf.compat.v1.Session(graph=tf.Graph(), config=config)
     with session.graph.as_default():

@@ -16,12 +16,7 @@ from keras_transformer.config import DataConfig, SearchConfig, TrainingConfig, T
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.serving import export as export_module
-from keras_transformer.serving.export import (
-    describe_run,
-    export,
-    load_exported,
-    make_model_card,
-)
+from keras_transformer.serving.export import describe_run, export, load_exported, make_model_card
 from keras_transformer.serving.model_folder import choose_version, read_model_card
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory
@@ -65,19 +60,19 @@ def test_runtime_rejects_inputs_of_wrong_rank(exported, tmp_path):
 
 
 @pytest.mark.slow
-def test_loaded_export_matches_translator(exported, separate_translator, words):
+def test_loaded_export_matches_translator(exported, two_best, words):
     sentences = ["two two", "", "cat sun", "hello tree nonsense"] * 3
     loaded = load_exported(exported)
     for options in ({}, dict(max_length=[2, -1, 3] * 4, prefix=["", "", "木"] * 4)):
         found = loaded.translate(sentences, batch_size=5, **options)
-        ours = separate_translator.translate(sentences, batch_size=5, **options)
+        ours = two_best.translate(sentences, batch_size=5, **options)
         for theirs, mine in zip(found, ours, strict=True):
             assert [best.text for best in theirs] == [best.text for best in mine]
             scores = [best.score for best in mine]
             np.testing.assert_allclose([best.score for best in theirs], scores, rtol=1e-5)
     texts = [row[0].text for row in ours]
-    assert loaded.align(sentences, texts) == separate_translator.align(sentences, texts)
-    pairs = (each.score(sentences, texts) for each in (loaded, separate_translator))
+    assert loaded.align(sentences, texts) == two_best.align(sentences, texts)
+    pairs = (each.score(sentences, texts) for each in (loaded, two_best))
     for theirs, mine in zip(*pairs, strict=True):
         np.testing.assert_allclose(theirs.token_scores, mine.token_scores, rtol=1e-4)
     none_of_them = dict(banned_phrases=[*words.values()], max_length=1)
@@ -91,7 +86,7 @@ def signatures(exported):
 
 
 @pytest.fixture
-def export_quickly(separate_translator, signatures, exported, monkeypatch):
+def export_quickly(two_best, signatures, exported, monkeypatch):
     """Exports the functions of `exported`, without tracing, writing and checking them again."""
 
     def save(module, path, **options):
@@ -101,7 +96,7 @@ def export_quickly(separate_translator, signatures, exported, monkeypatch):
     monkeypatch.setattr(Translator, "signatures", lambda self: signatures)
     monkeypatch.setattr(tf.saved_model, "save", save)
     monkeypatch.setattr(export_module, "compare_answers", lambda *_: None)
-    return functools.partial(export, separate_translator)
+    return functools.partial(export, two_best)
 
 
 def test_versions_are_counted_and_never_overwritten(export_quickly, tmp_path, monkeypatch):
@@ -253,16 +248,16 @@ def make_run(tmp_path):
     return make
 
 
-def test_model_card_describes_the_export(exported, separate_translator):
+def test_model_card_describes_the_export(exported, two_best):
     card = read_model_card(exported)
-    assert card["model"] == separate_translator.model.config.to_dict()
-    assert card["search"] == json.loads(separate_translator.search.to_json())
-    assert card["parameters"] == separate_translator.model.count_params()
-    cached = make_model_card(separate_translator.with_cached_projection(), {}, [], [])
+    assert card["model"] == two_best.model.config.to_dict()
+    assert card["search"] == json.loads(two_best.search.to_json())
+    assert card["parameters"] == two_best.model.count_params()
+    cached = make_model_card(two_best.with_cached_projection(), {}, [], [])
     assert cached["parameters"] == card["parameters"]
     assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
     for side in ("source", "target"):
-        vocabulary = getattr(separate_translator, f"{side}_tokenizer").vocabulary
+        vocabulary = getattr(two_best, f"{side}_tokenizer").vocabulary
         expected = {"size": vocabulary.size, "sha256": vocabulary.fingerprint}
         assert card["vocabularies"][side] == expected
     assert card["signatures"]["serving_default"] == {

@@ -17,7 +17,6 @@ from keras_transformer.errors import InputError
 from keras_transformer.serving.model_folder import (
     check_name,
     is_served,
-    newest_version,
     read_batching,
     read_model_card,
     write_server_files,
@@ -106,16 +105,6 @@ def test_numbers_of_the_batching_file_are_read(folder, tmp_path):
     path.unlink()
     write_server_files(folder, "words", largest_batch=200)  # the largest warm-up request
     assert read_batching(folder)["max_batch_size"] == 200
-
-
-def test_newest_version_is_the_highest_saved_model(tmp_path):
-    for number in ("2", "10", "11", "old"):
-        (tmp_path / number).mkdir()
-    with pytest.raises(InputError, match=f"no version of a SavedModel in {tmp_path}; give the"):
-        newest_version(tmp_path)
-    for number in ("2", "10", "old"):
-        (tmp_path / number / "saved_model.pb").touch()
-    assert newest_version(tmp_path) == tmp_path / "10"
 
 
 def test_monitoring_is_enabled(folder):

@@ -126,8 +126,8 @@ def same(ours, theirs):
     assert [each.score for row in ours for each in row] == pytest.approx(scores, abs=1e-4)
 
 
-def test_server_answers_as_python(connect, separate_translator, words):
-    expected = separate_translator.translate(SENTENCES)
+def test_server_answers_as_python(connect, two_best, words):
+    expected = two_best.translate(SENTENCES)
     for batch_size in (1, 7, 64):
         same(connect(batch_size=batch_size).translate(SENTENCES), expected)
     client = connect(batch_size=7)
@@ -138,12 +138,12 @@ def test_server_answers_as_python(connect, separate_translator, words):
         "banned_phrases": words["cat"],
         "length_penalty": 0.0,
     }
-    constrained = separate_translator.translate(SENTENCES, **constraints)
+    constrained = two_best.translate(SENTENCES, **constraints)
     same(client.translate(SENTENCES, **constraints), constrained)
     target = [row[0].text for row in expected]
-    assert client.align(SENTENCES, target) == separate_translator.align(SENTENCES, target)
+    assert client.align(SENTENCES, target) == two_best.align(SENTENCES, target)
     target = [row[-1].text for row in expected]
-    answer = separate_translator.signatures()["score"](tf.constant(SENTENCES), tf.constant(target))
+    answer = two_best.signatures()["score"](tf.constant(SENTENCES), tf.constant(target))
     scores = client.score(SENTENCES, target)
     sums = answer["scores"].numpy()
     assert [each.score for each in scores] == pytest.approx(sums, abs=1e-4)
@@ -152,8 +152,8 @@ def test_server_answers_as_python(connect, separate_translator, words):
 
 
 @pytest.mark.parametrize("num_clients", [1, 2, 8, 64])
-def test_clients_at_the_same_time_get_their_answers(connect, separate_translator, num_clients):
-    expected = separate_translator.translate(SENTENCES)
+def test_clients_at_the_same_time_get_their_answers(connect, two_best, num_clients):
+    expected = two_best.translate(SENTENCES)
     client = connect(batch_size=1, requests_in_flight=num_clients, timeout_s=120)
     same(client.translate(SENTENCES * 4), expected * 4)
 

@@ -1,15 +1,9 @@
 """The export in the model server's runtime, called from C: the same answers as in Python."""
 
-import pathlib
-import sys
-
+import native_runtime
 import numpy as np
 import pytest
 import tensorflow as tf
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-
-import native_runtime
 
 from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.inference import Translator, XlaShapes
@@ -69,11 +63,11 @@ def program(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_sizes", [[1], [5, 64, 2]], ids=["alone", "mixed batches"])
-def test_c_program_translates_as_python(exported, separate_translator, program, batch_sizes):
+def test_c_program_translates_as_python(exported, two_best, program, batch_sizes):
     signature = native_runtime.read_signature(exported)
     rows = [[sentence] for sentence in _BYTES]
     answer = native_runtime.answer(program, signature, rows, batch_sizes)
-    ours = separate_translator(tf.constant(_BYTES))
+    ours = two_best(tf.constant(_BYTES))
     assert answer["translations"] == ours["translations"].numpy().tolist()
     scores = np.array(answer["scores"], np.float32)
     np.testing.assert_allclose(scores, ours["scores"], atol=1e-5)

@@ -75,7 +75,7 @@ def test_alerts_use_metrics_that_the_guide_names():
     assert read("prometheus.yml")["scrape_configs"][0]["job_name"] == group["name"]
 
 
-def test_kubernetes_probes_the_model_and_scales_its_deployment(server_files, metrics_path):
+def test_kubernetes_probes_the_model_and_scales_its_deployment(metrics_path):
     deployment, service, scaler = (
         read("kubernetes.yaml", kind)
         for kind in ("Deployment", "Service", "HorizontalPodAutoscaler")

@@ -175,7 +175,7 @@ def test_undefined_metric_is_never_best():
         assert all(metric.rank(worst) <= metric.rank(other) for other in (0.0, 0.5, 1.0))
 
 
-def test_task_names_are_unique(monkeypatch):
+def test_task_names_are_unique():
     assert get_task("reversal") is Reversal
     with pytest.raises(InputError, match=r"task must be one of .*reversal, .*got 'x'"):
         get_task("x")

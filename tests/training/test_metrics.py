@@ -12,11 +12,7 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorflow.compat.v1 import profiler
 
-from keras_transformer.config import (
-    RecurrentConfig,
-    TransformerConfig,
-    UniversalConfig,
-)
+from keras_transformer.config import RecurrentConfig, TransformerConfig, UniversalConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Seq2SeqModel, Transformer, build_model
 from keras_transformer.objectives import (

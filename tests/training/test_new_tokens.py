@@ -84,7 +84,7 @@ def test_run_begins_with_old_rows_and_learns_the_tags(origin, tuned):
     assert [each[0].text for each in found] == ["Ж<de>", "Ж<fr>"] * len(words)
 
 
-def test_later_run_keeps_added_tokens_and_adds_none(origin, tuned, files, tmp_path):
+def test_later_run_keeps_added_tokens_and_adds_none(tuned, files, tmp_path):
     again = RunDirectory.create(tmp_path / "again", train=files, start_from=tuned.path, **OPTIONS)
     data = again.configs().corpora
     assert (data.vocabulary, data.add_tokens, data.vocabulary_kind) == (None, None, "char")

@@ -242,5 +242,3 @@ def test_impossible_options_are_rejected():
         freeze(build_model(CASES["recurrent"][0]), "encoder,head")
     with pytest.raises(InputError, match="leaves no weights to train; name fewer parts"):
         freeze(build_model(CASES["transformer"][0]), "encoder,decoder,embeddings")
-    with pytest.raises(ValueError, match="no amsgrad"):
-        FusedAdam(amsgrad=True)

@@ -80,7 +80,6 @@ def test_data_set_has_splits(few_numbers, monkeypatch):
     assert len(pairs) == 10
     assert ("three", "drei") in pairs
     assert read_training_text(NUMBERS.replace(reverse=True)) == (train.target, train.source)
-    assert read_test_text(NUMBERS, "validation") == dev
     both = NUMBERS.replace(dataset="number_names/en-de,number_names/en-fr")
     assert read_validation_texts(both)[0] == dev
     monkeypatch.setattr(DatasetSplit, "has_split", lambda split: split.split == "train")
