@@ -252,7 +252,7 @@ def _read_texts(configs: "RunConfigs") -> "list[ParallelText]":
     from keras_transformer.training.validation import check_validation
 
     devs = read_validation_texts(configs.corpora, configs.task)
-    check_validation(configs.training, configs.task, devs[0] if devs else None)
+    check_validation(configs.training, devs[0] if devs else None)
     if not devs:
         is_pairs = configs.corpora.train_source is not None
         form = "--dev_source and --dev_target" if is_pairs else "--dev_file"

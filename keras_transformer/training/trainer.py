@@ -209,7 +209,7 @@ class Trainer:
     ) -> None:
         """Trains to the last step, or until `stop_metric` stalls; raises as `train` does."""
         model, training, checkpoints = self.model, self.training, self.checkpoints
-        check_validation(training, self.task, devs[0] if devs else None)
+        check_validation(training, devs[0] if devs else None)
         if self.step >= training.train_steps or self._is_stalled():
             return
         vocabularies = self.run.vocabularies()
