@@ -16,7 +16,7 @@ from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory, compile_for_training
-from keras_transformer.training.validation import DevMetric, Validation
+from keras_transformer.training.validation import DevMetric, Validation, check_validation
 
 WORDS = "a b c d e f g h"
 LINES = ["a c b", "h g f e d c b a h", "e", "b b d f a g", "c d e f", ""]
@@ -175,6 +175,14 @@ def test_stop_metric_is_of_task_or_validation():
     expected = "stop_metric must be one of bleu, val_loss, val_perplexity, val_accuracy, got 'val_b"
     with pytest.raises(InputError, match=expected):
         task.find_metric("val_bleu")
+
+
+@pytest.mark.parametrize(("name", "value"), [("stop_metric", "bleu"), ("average_best", 1)])
+def test_what_goes_by_a_dev_set_needs_one(name, value):
+    training = tiny_run.training_config(**{name: value})
+    check_validation(training, TEXT)
+    with pytest.raises(InputError, match=f"^{name} needs a dev set, and there is none; give dev_f"):
+        check_validation(training, None)
 
 
 def make_validation(text, **changes):
