@@ -141,18 +141,10 @@ class RunConfigs(NamedTuple):
 
 
 def _are_same(name: str, value: Any, before: Any) -> bool:
-    """Whether two values of a setting are equal; paths are if they lead to the same files.
-
-    Text that is gone from its path has moved to the new one: what it says is compared later.
-    """
-    if name not in DataConfig.fields_with(is_path=True) or not value or not before:
-        return bool(value == before)
-    is_text = name not in DataConfig.fields_with(of_vocabulary=True)
-    paths, others = (list(map(os.path.realpath, split_list(each))) for each in (value, before))
-    return len(paths) == len(others) and all(
-        path == other or (is_text and not os.path.exists(other))
-        for path, other in zip(paths, others, strict=True)
-    )
+    """Whether two values of a setting are equal; paths are if they lead to the same files."""
+    if name in DataConfig.fields_with(is_path=True) and value and before:
+        value, before = (list(map(os.path.realpath, split_list(each))) for each in (value, before))
+    return bool(value == before)
 
 
 def new_configs(options: Options) -> RunConfigs:

@@ -222,24 +222,6 @@ def test_other_text_than_the_run_was_trained_on_is_reported(tmp_path, text_files
     assert said == [f"{message}text as it is now."]
 
 
-def test_run_goes_on_with_text_that_has_moved(tmp_path, text_files):
-    said, run = [], RunDirectory(tmp_path / "run")
-    text = TextPreparation(say=said.append)
-    run.keep_trained_with(text=create_run(run, text_files).text)
-    moved = tmp_path / "moved"
-    data = text_files.corpora.replace(
-        train_source=str(moved / "source"), train_target=str(moved / "target")
-    )
-    with pytest.raises(InputError, match=r"train_source is .* there and .*moved/source"):
-        reopen_run(run, text_files._replace(data=data), text)
-    moved.mkdir()
-    for name in ("source", "target"):
-        (tmp_path / name).rename(moved / name)
-    reopen_run(run, text_files._replace(data=data), text)
-    assert run.configs().data == data
-    assert said == []
-
-
 def test_locked_run_keeps_its_configs(run):
     with run.lock(), pytest.raises(InputError, match="another process creates or trains"):
         run.continue_with(configs(train_steps=5000))
