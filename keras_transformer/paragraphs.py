@@ -13,7 +13,7 @@ from keras_transformer.errors import InputError, check_choice, needs_extra
 from keras_transformer.results import Translation, text_input
 
 # Marks that end a sentence: pysbd may leave them at the beginning of the next one.
-_CLOSING = "”’»」』）】》〉！？。…"
+_CLOSING = "”’»」』）】》〉！？。"
 
 
 class SentenceTranslator(Protocol):
@@ -91,7 +91,7 @@ class SplitParagraphs:
             text, last_end = "", 0
             for start, end in spans:
                 space = paragraph[last_end:start]
-                if text and not space and _ends_wide(paragraph[:last_end]):
+                if text and not space and _ends_wide(paragraph[:last_end][-3:]):
                     space = "" if _ends_wide(text) else " "
                 text += space + next(remaining)
                 last_end = end

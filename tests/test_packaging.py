@@ -13,7 +13,6 @@ import sys
 import zipfile
 
 import pytest
-from fake_server import serve_rest, upper_case_model
 
 import keras_transformer
 
@@ -98,6 +97,8 @@ def test_wheel_from_the_sdist_works_in_a_new_environment(sdist, tmp_path):
 
 @pytest.mark.slow
 def test_client_alone_installs_and_translates_without_tensorflow(sdist, tmp_path):
+    from fake_server import serve_rest, upper_case_model
+
     python = _new_python(tmp_path / "new")
     pip = [python, "-m", "pip"]
     variable = dict(KERAS_TRANSFORMER_CLIENT="1")

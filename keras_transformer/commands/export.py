@@ -58,8 +58,8 @@ _XLA = flags.DEFINE_boolean(
     False,
     "Compile the search of single sentences with XLA, for --xla_lengths: they are faster, and each "
     "length takes memory and seconds of warm-up. The stock server on a CPU needs "
-    "--xla_cpu_compilation_enabled for it. On a machine with a GPU exports have programs of XLA "
-    "without this flag, unless CUDA_VISIBLE_DEVICES=-1 hides it.",
+    "--xla_cpu_compilation_enabled for it. On a machine with a GPU exports without --details have "
+    "programs of XLA by themselves, unless CUDA_VISIBLE_DEVICES=-1 hides it.",
 )
 _DETAILS = flags.DEFINE_boolean(
     "details",

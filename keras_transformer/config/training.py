@@ -132,9 +132,9 @@ class TrainingConfig(JsonConfig):
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = option(
         "float32",
-        "Keras dtype policy; auto is mixed_bfloat16 on GPUs (mixed_float16 on those of compute "
-        "capability 7.x) and on CPUs with fast instructions for it (AMD's AVX512_BF16, AMX, Arm's "
-        "BF16), else float32. A run keeps what auto chose.",
+        "Keras dtype policy; auto is mixed_bfloat16 on GPUs from compute capability 8.0 on and on "
+        "CPUs with fast instructions for it (AMD's AVX512_BF16, AMX, Arm's BF16), mixed_float16 on "
+        "GPUs of 7.x, else float32. A run keeps what auto chose.",
     )
     freeze: str | None = option(
         None,

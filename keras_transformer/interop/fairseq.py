@@ -168,6 +168,7 @@ def _config_fields(args: Options) -> dict[str, Any]:
         # Tasks of several languages: a token of the language begins source or target.
         "encoder_langtok", "decoder_langtok",
     )  # fmt: skip
+    langtoks = args.get("langtoks", dict, {})  # by data set, a token of each side or None
     reject(
         {
             f"arch {arch}": not arch.startswith("transformer"),
@@ -177,6 +178,7 @@ def _config_fields(args: Options) -> dict[str, Any]:
             f"learned_pos {learned[0]} and {learned[1]}": learned[0] != learned[1],
         }
         | {name: args.is_set(name) for name in unsupported}
+        | {"langtoks": any(each not in (None, (None, None)) for each in langtoks.values())}
     )
     return {
         "num_layers": layers[0],

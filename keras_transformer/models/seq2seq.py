@@ -35,7 +35,7 @@ from keras_transformer.layers.base import (
 )
 from keras_transformer.layers.masks import padding_mask, predicting_mask
 from keras_transformer.models.train_step import TokenWeightedModel
-from keras_transformer.objectives import check_batch
+from keras_transformer.objectives import check_batch, check_padded
 
 
 class Seq2SeqModel(TokenWeightedModel, abc.ABC):
@@ -220,8 +220,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
                 'the model takes {"source": ids [B, S], "target": ids [B, T] shifted right}, got '
                 f"{got}; name the two inputs in a dict"
             )
-        for name in ("source", "target"):
-            check_batch(name, inputs[name])
+        for name, ids in inputs.items():  # a subclass may have others, of any shape
+            (check_batch if name in ("source", "target") else check_padded)(name, ids)
         return super().__call__(inputs, *args, **kwargs)
 
     @abc.abstractmethod

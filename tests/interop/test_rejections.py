@@ -237,6 +237,7 @@ UNSUPPORTED = [
     ("fairseq", {"no_token_positional_embeddings": True}, "no_token_positional_embeddings"),
     ("fairseq", {"encoder_langtok": "src", "decoder_langtok": True},
      "encoder_langtok, decoder_langtok"),
+    ("fairseq", {"langtoks": {"main": ("src", "tgt")}}, "langtoks"),
     ("ctranslate2", {"decoder/layer_0/attention/queries_scale": np.float32(0.3)},
      "queries_scale of another head_dim"),
     ("ctranslate2", {f"{side}/scale_embeddings": np.float32(scale)
