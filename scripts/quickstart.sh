@@ -26,7 +26,7 @@ make_environment datasets,serving
 python=.venv/bin/python
 started=$SECONDS
 
-step "2/5 Training a tiny Transformer to translate number names (five minutes on two cores)"
+step "2/5 Training a tiny Transformer to translate number names (two to five minutes on two cores)"
 "$python" scripts/train.py --run_dir="$folder/run" --preset=tiny --dataset=number_names/en-de \
   --vocabulary_size=200 --dropout=0.1 --learning_rate=0.002 --warmup_steps=400 \
   --train_steps=800 --checkpoint_steps=200 --average_last=2 --bleu_tokenize=char
