@@ -40,6 +40,7 @@ def copy(run_dir, tmp_path):
     return shutil.copytree(run_dir, tmp_path / "copy")
 
 
+@pytest.mark.slow
 def test_process_leaves_a_complete_run_directory(run, train_flags, tmp_path):
     run_dir = tmp_path / "run"
     result = run("train.py", f"--run_dir={run_dir}", *train_flags)

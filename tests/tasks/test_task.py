@@ -123,6 +123,7 @@ def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, files, capsys):
     assert task.evaluate(answers, text.target, text.source)["error_rate"] == 0
 
 
+@pytest.mark.slow
 def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, files):
     class OneToken(Constraint):
         inputs = ()
