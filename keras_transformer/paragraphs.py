@@ -91,7 +91,7 @@ class SplitParagraphs:
             text, last_end = "", 0
             for start, end in spans:
                 space = paragraph[last_end:start]
-                if text and not space and _ends_wide(paragraph[:last_end][-3:]):
+                if text and not space and _ends_wide(paragraph[max(0, last_end - 3) : last_end]):
                     space = "" if _ends_wide(text) else " "
                 text += space + next(remaining)
                 last_end = end

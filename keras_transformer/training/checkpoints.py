@@ -572,4 +572,5 @@ def _unique(named: Iterable[tuple[str, Variable]]) -> dict[str, Variable]:
 
 
 def value_of(variable: Variable) -> Variable:
+    """Returns TensorFlow's variable of a Keras one; another as it is."""
     return variable.value if isinstance(variable, keras.Variable) else variable
