@@ -14,6 +14,7 @@ which checkpoints are kept nor their average.
 import collections
 import contextlib
 import json
+import math
 import pathlib
 import re
 import sys
@@ -112,6 +113,8 @@ class Checkpoints:
     def best(self, count: int, steps: Sequence[int] | None = None) -> list[int]:
         """Returns the steps of the regular checkpoints with the best `metric`; newer wins a tie.
 
+        A checkpoint that was not validated, or whose value is not a number, is none of them.
+
         Args:
             count: how many.
             steps: to choose from; None means all.
@@ -122,7 +125,7 @@ class Checkpoints:
         known = [
             (self.metric.rank(metrics[step][name]), step)
             for step in (self.steps() if steps is None else steps)
-            if self.is_regular(step) and name in metrics.get(step, {})
+            if self.is_regular(step) and not math.isnan(metrics.get(step, {}).get(name, math.nan))
         ]
         return sorted(step for _, step in sorted(known, reverse=True)[:count])
 
@@ -134,7 +137,7 @@ class Checkpoints:
             # other steps by the end of a run that was extended.
             if other <= step and self.is_regular(other) and metric.name in metrics:
                 value = metric.rank(metrics[metric.name])
-                waited = 0 if value > best else waited + 1
+                waited = 0 if value > best else waited + 1  # NaN is not better
                 best = max(best, value)
         return waited >= patience
 

@@ -3,14 +3,16 @@
 A row of metrics (see `metrics.py`) is a line, and the values of the dev set another one:
 
 300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 3.0e-4  5.21k tok/s  4.61T FLOP  left 1h05m
-1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31  on the dev set
+1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31 (500 of 2,000)  on the dev set
+
+Where a metric was not measured on all sentences of a dev set, their numbers follow it.
 """
 
 import math
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TextIO
 
 from keras_transformer.tasks import Metric
@@ -27,7 +29,8 @@ class Progress:
 
     Args:
         meter: measures the batches that are not in a row yet.
-        metrics: of the task, to show beside those of validation.
+        metrics: of the task, to show beside those of validation; each with the number of sentences
+            that it is measured on, and of all in the dev set.
         train_steps: batches of the whole run.
         stream: where to write; None means standard output.
         live: whether it is a terminal; None means to ask it.
@@ -36,7 +39,7 @@ class Progress:
     def __init__(
         self,
         meter: TrainingMeter,
-        metrics: Sequence[Metric],
+        metrics: Mapping[Metric, tuple[int, int]],
         train_steps: int,
         stream: TextIO | None = None,
         live: bool | None = None,
@@ -114,9 +117,10 @@ class Progress:
     def _dev_line(self, row: Row) -> str:
         dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
         parts = [self._steps(row["step"]), *_quality(dev)]
-        for metric in self._metrics:
+        for metric, (count, total) in self._metrics.items():
             if metric.name in row:
-                parts.append(f"{metric.label} {row[metric.name]:.2f}")
+                some = f" ({count:,} of {total:,})" if count < total else ""
+                parts.append(f"{metric.label} {row[metric.name]:.2f}{some}")
         return "  ".join([*parts, "on the dev set"])
 
     def _steps(self, step: float) -> str:

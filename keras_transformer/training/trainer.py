@@ -339,7 +339,8 @@ class Trainer:
 
         Only the chief writes files and shows progress.
         """
-        metrics = [metric for metric, _ in validate.dev_metrics] if validate else []
+        dev_metrics = validate.dev_metrics if validate else []
+        metrics = [metric for metric, _ in dev_metrics]
         listeners: list[Callable[[Row], None]] = []
         meter, progress = TrainingMeter(self.model), None
         with all_or_none(self.strategy):
@@ -354,7 +355,11 @@ class Trainer:
                     folder = self.run.path / "tensorboard"
                     listeners.append(TensorBoardLog(folder, file.rows()).write)
                 if show:
-                    progress = Progress(meter, metrics, self.training.train_steps)
+                    sizes = {
+                        metric: (measure.num_sentences, measure.num_all)
+                        for metric, measure in dev_metrics
+                    }
+                    progress = Progress(meter, sizes, self.training.train_steps)
                     listeners.append(progress.show)
                     stack.callback(progress.finish)
 

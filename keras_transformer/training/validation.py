@@ -47,11 +47,12 @@ def check_validation(training: TrainingConfig, dev: ParallelText | None) -> None
 
 
 class DevMetric:
-    """The task's metric of a model on the first sentences of a dev set.
+    """The task's metric of a model on sentences taken evenly over a dev set.
 
     It takes as many as can be searched in about `validation_time_share` of the time between two
-    validations, but at least `_MAX_ROWS`. A batch has no more source tokens, padding included, than
-    a part of a training batch: smaller parts help here too if memory runs out.
+    validations, but at least `_MAX_ROWS`. A sentence with several references is searched once and
+    compared with all of them. A batch has no more source tokens, padding included, than a part of
+    a training batch: smaller parts help here too if memory runs out.
 
     Args:
         model: the model, built.
@@ -62,7 +63,8 @@ class DevMetric:
         search: instead of the task's search; finds one output per sentence.
 
     Attributes:
-        num_sentences: how many are searched.
+        num_sentences: how many different source sentences are searched.
+        num_all: how many the dev set has.
 
     Example:
         >>> bleu = DevMetric(model, dev, run.vocabularies(), TranslationTask(), training)
@@ -87,16 +89,22 @@ class DevMetric:
         learned = list(map(task.target_text, text.target))
         lengths = [len(ids) + 1 for ids in self._target.encode(learned)]
         affordable = training.validation_time_share * tokens / _SEARCH_COST
-        count = int(np.searchsorted(np.cumsum(lengths), affordable, side="right"))
-        self.num_sentences = min(max(count, _MAX_ROWS), len(lengths))
-        while 0 < self.num_sentences < len(text.source) and (
-            text.source[self.num_sentences] == text.source[self.num_sentences - 1]
-        ):
-            self.num_sentences += 1  # one source, with another of its references
-        self._texts = text.source[: self.num_sentences]
-        self._references = text.target[: self.num_sentences]
+        count = int(affordable / np.mean(lengths))
+        pairs_of: dict[str, list[int]] = {}
+        for pair, sentence in enumerate(text.source):
+            pairs_of.setdefault(sentence, []).append(pair)
+        sentences = list(pairs_of)
+        self.num_all = len(sentences)
+        self.num_sentences = min(max(count, _MAX_ROWS), self.num_all)
+        # Evenly: the file may be sorted, for example by length.
+        middles = (2 * np.arange(self.num_sentences) + 1) * self.num_all // (2 * self.num_sentences)
+        self._sentences = [sentences[index] for index in middles]
+        pairs = sorted(pair for sentence in self._sentences for pair in pairs_of[sentence])
+        self._texts = [text.source[pair] for pair in pairs]
+        self._references = [text.target[pair] for pair in pairs]
         self._sources = [
-            [*ids[: self._search.max_source_length], EOS_ID] for ids in source.encode(self._texts)
+            [*ids[: self._search.max_source_length], EOS_ID]
+            for ids in source.encode(self._sentences)
         ]
         strategy = model.distribute_strategy
         self._num_devices = 1
@@ -120,7 +128,7 @@ class DevMetric:
         return self._task.measure(self.translate(), self._references, self._texts)
 
     def translate(self) -> list[str]:
-        """Returns the model's answer to each sentence, in their order."""
+        """Returns the model's answer to each searched pair, in their order."""
         batches, found = self.batches(), []
         with self._model.distribute_strategy.scope():
             for indices in batches:
@@ -128,11 +136,14 @@ class DevMetric:
                 found.append(self._decode(self._search_batch(tf.constant(batch))))
         outputs = in_row_order(batches, found)
         # A blank sentence has the empty answer.
-        answers = self._task.finish(tf.constant(outputs)[:, None], tf.constant(self._texts))
-        return [
-            "" if len(ids) == 1 else answer.decode("utf-8", "replace")
-            for ids, answer in zip(self._sources, answers[:, 0].numpy(), strict=True)
-        ]
+        answers = self._task.finish(tf.constant(outputs)[:, None], tf.constant(self._sentences))
+        answer_to = {
+            sentence: "" if len(ids) == 1 else answer.decode("utf-8", "replace")
+            for sentence, ids, answer in zip(
+                self._sentences, self._sources, answers[:, 0].numpy(), strict=True
+            )
+        }
+        return [answer_to[sentence] for sentence in self._texts]
 
     def batches(self) -> list[list[int]]:
         """Returns the indices of the sentences that are searched together, the longest first."""

@@ -210,6 +210,13 @@ def test_best_checkpoints_are_kept_beside_newest(checkpoints):
     assert list(checkpoints.metrics.read()) == list(range(5, 13))  # for stopping early
 
 
+def test_metric_that_is_no_number_is_not_the_best(checkpoints):
+    for step, bleu in enumerate([0.1, float("nan"), 0.9, 0.2], start=5):
+        checkpoints.save(make_model(), step, metrics={"bleu": bleu})
+    assert checkpoints.best(1) == [7]
+    assert checkpoints.best(4) == [5, 7, 8]
+
+
 def test_metrics_without_checkpoint_are_harmless(checkpoints):
     checkpoints.keep_best = 1
     for step in (1, 2):

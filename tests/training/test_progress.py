@@ -23,7 +23,11 @@ class Screen:
         time = types.SimpleNamespace(perf_counter=lambda: self.now)
         monkeypatch.setattr(progress, "time", time)
         monkeypatch.setenv("COLUMNS", "100")
-        self.progress = Progress(self, [TranslationTask.metric], 100_000, self.stream, live)
+        metrics = {
+            TranslationTask.metric: (1000, 1000),
+            TranslationTask.metric.of_dev_set(2): (500, 2000),
+        }
+        self.progress = Progress(self, metrics, 100_000, self.stream, live)
 
     def row_so_far(self, step):
         self.looks += 1
@@ -41,12 +45,14 @@ def test_log_has_a_line_for_each_row_dev_set_and_skipped_updates(monkeypatch):
     log.batch(2.0)
     log.progress.show(ROW)
     log.progress.show(ROW | DEV | {"skipped_steps": 2})
+    log.progress.show(ROW | {"bleu_2": 12.0, "skipped_steps": 2})
     log.progress.show({"step": 0, "val_loss": 3.0, "skipped_steps": 2})  # before the first update
-    first, again, skipped, dev, start = log.stream.getvalue().splitlines()
+    first, again, skipped, dev, *_, part, start = log.stream.getvalue().splitlines()
     assert first == again and first.startswith(" 12,300/100,000  loss 3.457  ppl 12.35  acc 56.7%")
     assert first.endswith("left 2d00h")
     assert skipped == " 12,300/100,000  2 updates skipped so far: gradient not finite"
     assert dev == " 12,300/100,000  loss 3.210  ppl 9.876  acc 60.0%  BLEU 23.46  on the dev set"
+    assert part == " 12,300/100,000  BLEU (2) 12.00 (500 of 2,000)  on the dev set"
     assert start == "      0/100,000  loss 3.000  on the dev set"
 
 

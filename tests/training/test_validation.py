@@ -133,10 +133,22 @@ def test_two_devices_train_and_give_same_dev_translations(bleu, run_python, tmp_
 )
 def test_number_of_dev_sentences_follows_config(vocabulary, time_share, count):
     lines = [" ".join(["a"] * 9)] * 1000  # 10 tokens with the end
-    # Sentences in a row differ: one that is repeated would be one of several references.
-    text = ParallelText(["a", "a a"] * 500, lines)
+    text = ParallelText([f"a {number}" for number in range(1000)], lines)
     options = dict(checkpoint_steps=100, validation_time_share=time_share)
     assert make_bleu(make_model(vocabulary), text, **options).num_sentences == count
+
+
+def test_dev_sentences_are_taken_evenly_with_all_their_references(vocabulary):
+    # Sorted by length, as Tatoeba is; the second half repeats the sources with other references.
+    sources = [" ".join(["a"] * length) for length in range(1, 301)]
+    text = ParallelText(sources * 2, ["a b"] * 300 + ["c d"] * 300)
+    bleu = make_bleu(make_model(vocabulary), text, validation_time_share=0.001)
+    assert (bleu.num_sentences, bleu.num_all) == (128, 300)
+    lengths = [len(sentence.split()) for sentence in bleu._texts[:128]]
+    assert np.mean(lengths) == pytest.approx(150.5, abs=1)
+    assert {np.diff(lengths).min(), np.diff(lengths).max()} == {2, 3}
+    assert bleu._texts == bleu._texts[:128] * 2
+    assert bleu._references == ["a b"] * 128 + ["c d"] * 128
 
 
 def num_tokens(bleu):
@@ -148,7 +160,11 @@ def num_tokens(bleu):
 
 
 def test_dev_batches_fit_part_of_training_batch(vocabulary):
-    lines = [*["a b"] * 300, *[" ".join(["a"] * 199)] * 7, " ".join(["a"] * 9999)]
+    ends = [f"x{number}" for number in range(307)]  # words that the vocabulary does not know
+    lines = [f"a {end}" for end in ends[:300]] + [
+        " ".join(["a"] * 198 + [end]) for end in ends[300:]
+    ]
+    lines.append(" ".join(["a"] * 9999))
     model, text = make_model(vocabulary), ParallelText(lines, lines)
 
     def make(**changes):
