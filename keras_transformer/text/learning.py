@@ -25,6 +25,9 @@ from keras_transformer.config import (
 from keras_transformer.config.data import LEAST_COVERAGE, Normalization, VocabularyKind
 from keras_transformer.errors import InputError, as_text, check_choice, check_unicode
 from keras_transformer.text.vocabulary import (
+    CONTROLS,
+    LINE_SEPARATORS,
+    MARKS,
     NORMAL,
     RESERVED_IDS,
     RESERVED_TOKENS,
@@ -43,6 +46,10 @@ _RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}  # of the trainer's o
 _MAX_LINE_CHARACTERS = 400
 _MAX_BYTES_A_CHARACTER = 4
 _TRAINER_UNKNOWN = "\u2585"  # the trainer skips every line that holds this character
+# Marks, which encoding drops, and control characters, which decoding makes spaces of, get no token.
+_LINE_SUBSTITUTES = str.maketrans(
+    dict.fromkeys(MARKS, "") | dict.fromkeys(CONTROLS + LINE_SEPARATORS + _TRAINER_UNKNOWN, " ")
+)
 # Unigram scores are sums over threads, so they depend on this number; fixed, no machine differs.
 _NUM_TRAINER_THREADS = 16
 _ONLY_ERRORS = 2  # log level
@@ -228,7 +235,7 @@ def _training_lines(sentences: Iterable[Text], errors: list[Exception]) -> Itera
         for sentence in sentences:
             sentence = as_text(sentence)
             check_unicode("text", sentence)
-            line = sentence.rstrip("\r\n").replace(_TRAINER_UNKNOWN, " ")
+            line = sentence.translate(_LINE_SUBSTITUTES)
             start = 0
             while len(line) - start > _MAX_LINE_CHARACTERS:
                 limit = start + _MAX_LINE_CHARACTERS

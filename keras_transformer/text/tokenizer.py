@@ -11,7 +11,7 @@ import tensorflow_text as tf_text
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
 from keras_transformer.files import CONTROL_CHARACTERS
-from keras_transformer.text.vocabulary import Vocabulary
+from keras_transformer.text.vocabulary import INVISIBLE, Vocabulary
 
 
 class Tokenizer(tf.Module):
@@ -42,7 +42,7 @@ class Tokenizer(tf.Module):
             int32 [B, (length)]
         """
         if max_tokens is None:
-            return self._tokenize(text)
+            return self._tokenize(self._without_invisible(text))
         return self._tokenize(self._cut(text, max_tokens))[:, :max_tokens]
 
     def surfaces(self, text: tf.Tensor, max_tokens: int) -> tf.RaggedTensor:
@@ -59,11 +59,22 @@ class Tokenizer(tf.Module):
         ]
 
     def _cut(self, text: tf.Tensor, max_tokens: int) -> tf.Tensor:
-        """Returns the beginning of each text, which has all of its first `max_tokens` tokens."""
+        """Returns the beginning of each text, which has all of its first `max_tokens` tokens.
+
+        It has no invisible characters, as in `Vocabulary.encode`.
+        """
         limit = self.vocabulary.max_characters(max_tokens)
         # By bytes first: bytes that are not UTF-8 may count as one character, however many.
         text = tf.strings.substr(text, 0, 4 * limit)
-        return tf.strings.substr(text, 0, limit, unit="UTF8_CHAR")
+        return self._without_invisible(tf.strings.substr(text, 0, limit, unit="UTF8_CHAR"))
+
+    def _without_invisible(self, text: tf.Tensor) -> tf.Tensor:
+        """Returns text [B] as `Vocabulary.without_invisible` does."""
+        spaces, dropped = self.vocabulary.invisible_characters
+        nothing_visible = f"^{_any_of(INVISIBLE)}+$"
+        pattern = f"{nothing_visible}|{_any_of(dropped)}" if dropped else nothing_visible
+        text = tf.strings.regex_replace(text, pattern, "")
+        return tf.strings.regex_replace(text, _any_of(spaces), " ") if spaces else text
 
     def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         if self.vocabulary.cuts_words_apart:
@@ -141,6 +152,11 @@ class Tokenizer(tf.Module):
         return tf_text.SentencepieceTokenizer(
             self.vocabulary.model_bytes, name=f"sentencepiece_{self.vocabulary.fingerprint}"
         )
+
+
+def _any_of(characters: str) -> str:
+    """Returns a pattern of RE2 that matches any of the characters."""
+    return "[" + "".join(rf"\x{{{ord(character):X}}}" for character in characters) + "]"
 
 
 def with_eos(tokens: tf.RaggedTensor) -> tf.Tensor:

@@ -26,6 +26,16 @@ Text: TypeAlias = str | bytes  # TensorFlow Datasets gives bytes
 
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
 RESERVED_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")  # SentencePiece's names
+# Characters that nobody sees: those that separate words, a soft hyphen, marks of direction and of
+# the order of bytes, and joiners, which Persian and emoji need.
+CONTROLS = "".join(map(chr, (*range(0x20), *range(0x7F, 0xA0))))
+LINE_SEPARATORS = "\u2028\u2029"
+_SPACES = "\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200C))) + "\u202f\u205f\u3000"
+_SPACES += CONTROLS + LINE_SEPARATORS
+_SOFT_HYPHEN = "\xad"
+MARKS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
+_JOINERS = "\u200c\u200d"
+INVISIBLE = f" {WORD_START}{_SPACES}{_SOFT_HYPHEN}{MARKS}{_JOINERS}"
 # SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
 _SEED_IN_USE = threading.Lock()
 
@@ -108,6 +118,36 @@ class Vocabulary:
     def _longest_piece(self) -> int:
         return max(map(len, self.pieces(range(self.size))))
 
+    @functools.cached_property
+    def invisible_characters(self) -> tuple[str, str]:
+        """The characters that are read as spaces, and those that are dropped.
+
+        They would be unknown tokens, which change a translation: spaces, control characters and
+        soft hyphens of which no token has any. Marks of direction and of the order of bytes are
+        always dropped. Characters that the model normalizes by itself are left to it.
+        """
+        known = set("".join(self.pieces(range(self.size))))
+        forms = {c: self._normal_form(c) for c in _SPACES + _SOFT_HYPHEN + MARKS}
+        forms = {c: form for c, form in forms.items() if form}
+        unknown = {c for c, form in forms.items() if not known & form}
+        spaces = [c for c in _SPACES if c in unknown]
+        dropped = [c for c in forms if c in MARKS or (c == _SOFT_HYPHEN and c in unknown)]
+        return "".join(spaces), "".join(dropped)
+
+    def _normal_form(self, character: str) -> set[str]:
+        """Returns the characters that normalization makes of one, spaces aside."""
+        normal = self._processor.normalize(f"1{character}1")
+        return set(normal.replace(WORD_START, "").strip("1")) - {" "}
+
+    @functools.cached_property
+    def _substitutes(self) -> dict[int, str]:
+        spaces, dropped = self.invisible_characters
+        return str.maketrans(dict.fromkeys(spaces, " ") | dict.fromkeys(dropped, ""))
+
+    def without_invisible(self, text: str) -> str:
+        """Returns a text without `invisible_characters`; a text of nothing visible is empty."""
+        return text.translate(self._substitutes) if text.strip(INVISIBLE) else ""
+
     def max_characters(self, max_tokens: int) -> int:
         """Returns how many characters of a text are read to find its first `max_tokens` tokens.
 
@@ -125,6 +165,7 @@ class Vocabulary:
 
         Args:
             texts: any number of sentences, str or UTF-8 in bytes; "▁" in them counts as a space.
+                See `invisible_characters` for others that do, or that are dropped.
             max_tokens: the most ids of a text, the rest of which is not read, see `max_characters`;
                 None for all.
             num_threads: threads over which the sentences are spread; -1 means one for each core.
@@ -134,7 +175,7 @@ class Vocabulary:
         """
         check_not_one_text(texts)
         limit = None if max_tokens is None else self.max_characters(max_tokens)
-        sentences = [as_text(text)[:limit] for text in texts]
+        sentences = [self.without_invisible(as_text(text)[:limit]) for text in texts]
         try:
             ids = self._encode(sentences, num_threads)
         except Exception:
@@ -167,7 +208,8 @@ class Vocabulary:
     def normalize(self, text: str) -> str:
         """Returns the text as decoding gives it back where every character is known."""
         check_unicode("text", text)
-        normalized = self._processor.normalize(text).replace(WORD_START, " ").lstrip(" ")
+        visible = self.without_invisible(text)
+        normalized = self._processor.normalize(visible).replace(WORD_START, " ").lstrip(" ")
         return replace_control_characters(normalized)
 
     def normalization_changes(self, texts: Iterable[str]) -> tuple[int, list[tuple[str, str]]]:

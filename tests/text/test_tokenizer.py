@@ -76,6 +76,73 @@ def test_ids_and_their_text_are_those_of_python(kind, normalization, byte_fallba
     assert found[: len(SCRIPTS)] == [vocabulary.normalize(text) for text in SCRIPTS]
 
 
+VISIBLE = ["the old bridge was closed", "größer geht's nicht"]
+
+
+@pytest.mark.parametrize("normalization", ["nfc", "nfkc", "identity"])
+@pytest.mark.parametrize("byte_fallback", [False, True])
+@pytest.mark.parametrize(
+    "character",
+    ["\ufeff", "\u200e", "\u200f", "\u202a", "\u2060", "\u2069"],
+)
+def test_marks_do_not_change_tokens(normalization, byte_fallback, character):
+    vocabulary = _learn("bpe", normalization, byte_fallback)
+    marked = [f"{character}{text}{character}" for text in VISIBLE]
+    assert vocabulary.encode(marked) == vocabulary.encode(VISIBLE)
+    assert Tokenizer(vocabulary).tokenize(tf.constant(marked)).to_list() == vocabulary.encode(
+        VISIBLE
+    )
+
+
+@pytest.mark.parametrize("normalization", ["nfc", "identity"])
+def test_unknown_spaces_separate_words_and_soft_hyphens_go(normalization):
+    vocabulary = learn_vocabulary(VISIBLE * 3, size=60, normalization=normalization)
+    spaces = "\n\r\t\v\f\x1c\x85\xa0\u1680\u2000\u2009\u200b\u2028\u2029\u202f\u205f\u3000\x00"
+    texts = [f"the old{space}bridge" for space in spaces] + [
+        "the old\r\nbridge",
+        "the old brid\xadge",
+    ]
+    expected = vocabulary.encode(["the old bridge"]) * len(texts)
+    assert vocabulary.encode(texts) == expected
+    assert Tokenizer(vocabulary).tokenize(tf.constant(texts)).to_list() == expected
+
+
+def test_spaces_that_are_tokens_stay():
+    vocabulary = learn_vocabulary(
+        ["à 5\u202f%", "à 6\u202f%", "«\xa0oui\xa0»"], size=30, kind="char"
+    )
+    texts = ["à 6\u202f%", "oui\xa0»"]
+    ids = vocabulary.encode(texts)
+    assert vocabulary.decode(ids) == texts
+    assert Tokenizer(vocabulary).tokenize(tf.constant(texts)).to_list() == ids
+
+
+def test_joiners_stay():
+    vocabulary = _learn("char", "nfc")
+    assert vocabulary.decode(vocabulary.encode(["👩\u200d👩"])) == ["👩\u200d👩"]
+
+
+@pytest.mark.parametrize(
+    "text", ["\u200b", "\xa0\ufeff ", "\u200d\xad\u200c", "\n\u2028", "\u3000\x00"]
+)
+def test_text_of_nothing_visible_is_empty(text):
+    vocabulary = learn_vocabulary(["a\u200b\xa0\xad\u200db"], size=20, kind="char")
+    assert vocabulary.encode([text]) == [[]]
+    assert Tokenizer(vocabulary).tokenize(tf.constant([text])).to_list() == [[]]
+
+
+def test_bytes_that_are_not_utf8_stay_unknown_among_invisible_characters():
+    vocabulary = learn_vocabulary(VISIBLE, size=60)
+    ids = Tokenizer(vocabulary).tokenize(tf.constant([b"old\xe2\x80\x8b\xe4 old"])).to_list()
+    assert ids == [*vocabulary.encode(["old \ue000 old"])]
+
+
+def test_learned_vocabularies_have_no_marks_nor_control_characters():
+    vocabulary = learn_vocabulary(["\ufeffab\u200e c\x07d\u2028e"], size=30, kind="char")
+    characters = set("".join(vocabulary.pieces(range(4, vocabulary.size))))
+    assert characters == set("▁abcde")
+
+
 def _near_ties() -> tuple[list[str], list[str]]:
     """Gives sentences to learn from, and text that unigrams cut in almost equally likely ways."""
     generator = random.Random(1)
