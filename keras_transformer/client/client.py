@@ -56,8 +56,8 @@ _REQUEST_BYTES = 1_000_000
 _FIRST_PAUSE_S = 0.2
 _MAX_PAUSE_S = 5.0
 _RETRYABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")  # the server is starting, or its queue is full
-# Another client's request of wrong rank fails all requests that share its batch.
-_FAILED_BATCH = "padding is turned off"
+# Another client's request of wrong rank or type fails all requests that share its batch.
+_FAILED_BATCH = ("padding is turned off", "Tensor concat operation failed")
 _STATUS_TIMEOUT_S = 5.0  # of the question about the model after a failure
 _MESSAGES = {
     "UNAVAILABLE": "no answer from a {server}: {details}; tried for {seconds:.1f} s. Is it "
@@ -96,7 +96,8 @@ class Client:
             and the pauses between them included. The first request that fails ends a call.
         retries: how often a request is retried while the server is unreachable or overloaded, or
             where another client's request made their batch fail, after pauses that double from
-            0.2 s up to 5 s. No other failure is retried.
+            0.2 s up to 5 s. If their batch still fails, the request is split in halves, down to
+            single sentences. No other failure is retried.
         protocol: "grpc" or "rest".
         batch_size: sentences in one request, which are of similar length. Requests have at most
             1 MB; a sentence that is longer goes alone.
@@ -310,9 +311,7 @@ class Client:
         batches = batches_by_length(sizes, self._batch_size, _REQUEST_BYTES)
         has_ended = threading.Event()  # this call
 
-        def answer(batch: list[int]) -> list[Row]:
-            if has_ended.is_set():
-                return []  # which nobody reads
+        def predict(batch: list[int], deadline: float, retries: int) -> list[Row]:
             inputs = {
                 name: InputValues([column.values[index] for index in batch], column.dtype)
                 for name, column in columns.items()
@@ -323,8 +322,26 @@ class Client:
                         self._model, signature, inputs, timeout_s
                     ),
                     has_ended,
+                    deadline,
+                    retries,
                 )
-                return self._read(signature, read, outputs, inputs, len(batch))
+            except RequestError as failure:
+                may_split = len(batch) > 1 and self._retries and _is_of_another_client(failure)
+                if not may_split or has_ended.is_set() or time.monotonic() >= deadline:
+                    raise
+                middle = len(batch) // 2
+                return [
+                    row
+                    for half in (batch[:middle], batch[middle:])
+                    for row in predict(half, deadline, self._retries if len(half) == 1 else 0)
+                ]
+            return self._read(signature, read, outputs, inputs, len(batch))
+
+        def answer(batch: list[int]) -> list[Row]:
+            if has_ended.is_set():
+                return []  # which nobody reads
+            try:
+                return predict(batch, time.monotonic() + self._timeout_s, self._retries)
             except BaseException:
                 has_ended.set()
                 raise
@@ -375,34 +392,43 @@ class Client:
 
     def _ask(self, send: Callable[[float], Answer]) -> Answer:
         """Returns the answer to a request that has no sentences; raises `ServingError`."""
+        deadline = time.monotonic() + self._timeout_s
         try:
-            return self._request(send, threading.Event())
+            return self._request(send, threading.Event(), deadline, self._retries)
         except RequestError as error:
             self._check_open()
             raise self._explained(error) from error
 
-    def _request(self, send: Callable[[float], Answer], has_ended: threading.Event) -> Answer:
-        """Returns the answer to a request, which is retried within the timeout.
+    def _request(
+        self,
+        send: Callable[[float], Answer],
+        has_ended: threading.Event,
+        deadline: float,
+        retries: int,
+    ) -> Answer:
+        """Returns the answer to a request, which is retried before the deadline.
 
         Args:
             send: sends the request; takes the seconds that are left for it.
             has_ended: set when nobody waits for the answer any more.
+            deadline: on the clock of `time.monotonic`.
+            retries: how often it may be sent again.
 
         Raises:
             RequestError: there is none.
         """
-        start = time.monotonic()
         longest_pause_s = _FIRST_PAUSE_S
-        for retries_left in reversed(range(self._retries + 1)):
+        for retries_left in reversed(range(retries + 1)):
             self._check_open()
             try:
-                return send(self._timeout_s - (time.monotonic() - start))
+                return send(deadline - time.monotonic())
             except RequestError as error:
                 failure = error
-            is_transient = failure.code in _RETRYABLE or _FAILED_BATCH in failure.details
+            is_transient = failure.code in _RETRYABLE or _is_of_another_client(failure)
             pause_s = longest_pause_s * random.uniform(0.5, 1.0)
-            failure.seconds = time.monotonic() - start
-            in_time = failure.seconds + pause_s < self._timeout_s
+            seconds_left = deadline - time.monotonic()
+            failure.seconds = self._timeout_s - seconds_left
+            in_time = pause_s < seconds_left
             if not (is_transient and retries_left and in_time) or has_ended.is_set():
                 break
             if self._is_closed.wait(pause_s) or has_ended.is_set():
@@ -417,6 +443,11 @@ class Client:
             security = "over TLS with these certificates" if self._tls else "without TLS"
             message = _MESSAGES[failure.code].format(
                 server=self._server, details=details, seconds=failure.seconds, security=security
+            )
+        elif _is_of_another_client(failure):
+            message = (
+                f"the {self._server} merges requests of this client with those of another one that "
+                f"have a wrong type or shape, and rejects all of them: {details}"
             )
         elif cause := self._explain_model(failure.code):
             return ServingError(f"the {self._server} {cause}", failure.code)
@@ -446,6 +477,11 @@ class Client:
     def _check_open(self) -> None:
         if self._is_closed.is_set():
             raise InputError("the client is closed; make another one")
+
+
+def _is_of_another_client(failure: RequestError) -> bool:
+    """Whether the fault is in another client's request, which was merged with this one."""
+    return any(message in failure.details for message in _FAILED_BATCH)
 
 
 def _connect(

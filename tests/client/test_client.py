@@ -207,7 +207,12 @@ def test_version_label_and_name_are_requested(serve, model):
     assert client.status() == [(1, "AVAILABLE", ""), (2, "AVAILABLE", "no such file")]
 
 
-_SHARED = "Tensors from different tasks have different shapes and padding is turned off."
+# Another client's request of wrong rank, and of wrong type, in the same batch of the server.
+_SHAPES = "Tensors from different tasks have different shapes and padding is turned off."
+_TYPES = (
+    "Tensor concat operation failed: INVALID_ARGUMENT: Cannot concatenate tensors that have "
+    "different data types. Got int32 and int64."
+)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +220,8 @@ _SHARED = "Tensors from different tasks have different shapes and padding is tur
     [
         ("UNAVAILABLE", "busy", True),
         ("RESOURCE_EXHAUSTED", "the queue is full", True),
-        ("FAILED_PRECONDITION", _SHARED, True),  # another client's request of wrong rank
+        ("FAILED_PRECONDITION", _SHAPES, True),
+        ("INTERNAL", _TYPES, True),
         ("INVALID_ARGUMENT", 'it\'s "wrong": ' + "x" * 1000, False),
         ("INTERNAL", "a fault", False),
     ],
@@ -233,6 +239,21 @@ def test_only_transient_failures_are_retried(serve, model, no_pause, code, messa
     assert error.code in (code, "INVALID_ARGUMENT")  # HTTP has one status for several codes
     assert f"{serve.protocol} server at {serve.address}" in str(error)
     assert message[:12] in str(error) and len(str(error)) < 500
+
+
+def test_request_in_failing_batches_is_split_down_to_single_sentences(serve, model, no_pause):
+    def predict(signature, inputs):
+        if len(inputs["text"]) > 1:
+            raise FaultError("INTERNAL", _TYPES)
+        return {"translations": [[inputs["text"][0].upper()]], "scores": [[0.0]]}
+
+    model.versions[1] = predict
+    answers = serve(retries=2).translate(list("abcd"))
+    assert [row[0].text for row in answers] == list("ABCD")
+    sizes = [len(request.inputs["text"]) for request in model.requests]
+    assert sizes == [4, 4, 4, 2, 1, 1, 2, 1, 1]
+    error = refusal(serve(retries=0).translate, ["a", "b"])
+    assert "merges requests of this client with those of another one" in str(error)
 
 
 @pytest.mark.parametrize("code", ["INVALID_ARGUMENT", "RESOURCE_EXHAUSTED"])
