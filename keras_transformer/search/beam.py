@@ -49,7 +49,7 @@ def beam_search(
     length_penalty: Tensor = 0.6,
     length_penalty_form: Literal["gnmt", "power"] = "gnmt",
     coverage_penalty: Tensor = 0.0,
-    early_stop: Literal["exact", "first"] = "exact",
+    early_stop: Literal["exact", "current", "first"] = "exact",
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
     details: bool = False,
@@ -79,13 +79,15 @@ def beam_search(
         max_lengths: int [B], tokens a translation may have before EOS; 0 or more.
         beam_size: hypotheses that stay open, W.
         num_translations: N, at most `beam_size`.
-        length_penalty: alpha, a number or float [B].
+        length_penalty: alpha, a number or float [B]; 0 or more.
         length_penalty_form: "gnmt" for the quotient above, "power" for |Y| ** alpha.
         coverage_penalty: beta, a number or float [B].
         early_stop: when a sentence is done. "exact": when no open hypothesis can beat its N best
-            finished ones, so the result is that of a search to the last step. "first": as soon as
-            `beam_size` hypotheses have finished, as in fairseq and CTranslate2: fewer steps, but
-            longer translations may be missed.
+            finished ones, so the result is that of a search to the last step. "current": when
+            `beam_size` hypotheses have finished, and no open one, divided by the penalty of the
+            length that it has now, is better than the worst of these, as in transformers. "first":
+            as soon as `beam_size` hypotheses have finished, as in fairseq and CTranslate2. The last
+            two take fewer steps and may miss longer translations.
         constraints: on the translations, see `Constraint`.
         max_length_bound: the largest value of `max_lengths` (larger ones are cut to it), where
             shapes must be known before the graph runs, as for XLA. L is then `max_length_bound` +
@@ -103,7 +105,7 @@ def beam_search(
             f"num_translations must be from 1 to beam_size, got {num_translations} with beam_size "
             f"{beam_size}; raise beam_size or ask for fewer"
         )
-    check_choice("early_stop", early_stop, ("exact", "first"))
+    check_choice("early_stop", early_stop, ("exact", "current", "first"))
     if beam_size == 1:
         early_stop = "first"  # greedy search ends with its first EOS
     spec, inputs, first = start_search(
@@ -112,7 +114,7 @@ def beam_search(
         beam_size,
         bos_ids=bos_ids,
         max_lengths=max_lengths,
-        num_finished=beam_size if early_stop == "first" else num_translations,
+        num_finished=num_translations if early_stop == "exact" else beam_size,
         length_penalty=length_penalty,
         length_penalty_form=length_penalty_form,
         coverage_penalty=coverage_penalty,
@@ -153,18 +155,17 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     log_probs, kept = tf.math.top_k(log_probs, beam_size)  # [B, W]
     parents, ids = (tf.gather(each, kept, batch_dims=1) for each in (parents, ids))
 
-    # 4. A sentence is done if no open hypothesis can get among its best finished ones, or, with
-    # "first", if there are enough of these.
-    worst = finished.scores[:, -1:]  # [B, 1]
+    # 4. A sentence is open while its best open hypothesis may get among its best finished ones.
+    worst = finished.scores[:, -1:]  # [B, 1], -inf while places are empty
     if early_stop == "first":
         is_open = worst == IMPOSSIBLE
     else:
-        # A log-probability, at most 0, only falls, and the coverage penalty is at most 0, so a
-        # score to come is at most the log-probability divided by the largest length penalty: that
-        # of the longest translation, or of the shortest if alpha is negative. A hypothesis that
-        # stays open has time + 1 tokens now, and time + 2 with EOS at the soonest.
-        largest_divisor = tf.gather(inputs.largest_divisors, state.time + 2, axis=1)  # [B, 1]
-        is_open = log_probs[:, :1] / largest_divisor > worst
+        # A log-probability only falls, and the coverage penalty is at most 0, so no score to come
+        # is above the log-probability divided by the penalty of the longest translation.
+        divisor = inputs.longest_divisor  # [B, 1]
+        if early_stop == "current":  # not a bound: with more tokens the score may rise again
+            divisor = tf.gather(inputs.length_divisors, state.time + 1, axis=1)
+        is_open = log_probs[:, :1] / divisor > worst
 
     # 5. The hypotheses that stay open become the next beam.
     return extend(spec, inputs, state, ids, parents)._replace(

@@ -63,8 +63,8 @@ class SentenceInputs(NamedTuple):
     context: Any  # the part of the model's state that belongs to the source sentences
     forbidden_ids: Tensor  # int32 [B, 1, 2], never generated: PAD and BOS (unless BOS is EOS)
     max_lengths: Tensor  # int32 [B], tokens before EOS, 0 or more
-    length_divisors: Tensor  # float32 [B, L + 2, 1], of translations with 0, 1, 2 ... tokens
-    largest_divisors: Tensor  # the same, or that of the longest translation if that is larger
+    length_divisors: Tensor  # float32 [B, L + 1, 1], of translations with 0, 1, 2 ... tokens
+    longest_divisor: Tensor  # float32 [B, 1], of the longest translation of the sentence
     beta: Tensor  # float32 [B, 1], weight of the coverage penalty
     constraints: tuple[Any, ...]  # the inputs of each constraint
     options: dict[str, Tensor]  # parameters of one kind of search only, each [B]
@@ -137,9 +137,9 @@ def start_search(
         for each in (length_penalty, coverage_penalty)
     )
     # All that a step looks up. A power of each length in the loop would be several operations.
-    divisors, largest = (
-        scoring.length_penalty(lengths, alpha, length_penalty_form)[..., None]
-        for lengths in (tf.range(result_length + 2), max_lengths[:, None] + 1)
+    divisors, longest_divisor = (
+        scoring.length_penalty(lengths, alpha, length_penalty_form)
+        for lengths in (tf.range(result_length + 1), max_lengths[:, None] + 1)
     )
     # Some models start with EOS, and EOS must remain allowed.
     forbidden_bos = tf.where(bos_ids == eos_id, pad_id, bos_ids)
@@ -147,8 +147,8 @@ def start_search(
         context=state.context,
         forbidden_ids=tf.stack([tf.fill([batch_size], pad_id), forbidden_bos], axis=1)[:, None],
         max_lengths=max_lengths,
-        length_divisors=divisors,
-        largest_divisors=tf.maximum(divisors, largest),
+        length_divisors=divisors[..., None],
+        longest_divisor=longest_divisor,
         beta=beta,
         constraints=repeat_for_each_sentence(
             tuple(each.inputs for each in constraints), batch_size

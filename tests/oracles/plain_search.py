@@ -1,6 +1,6 @@
 """Searches written out in plain Python: one sentence at a time, to the last step, in float64.
 
-They share no code with the package, and run to the last step unless `early_stop` is "first". A
+They share no code with the package, and run to the last step unless `early_stop` says otherwise. A
 `Request` holds the options of one sentence; `arguments` makes the arguments of the package's
 searches from a batch of them.
 """
@@ -40,6 +40,7 @@ class Request(NamedTuple):
     no_repeat_ngram: int = 0
     banned: tuple[Tokens, ...] = ()
     allows: Callable[[Tokens, int], bool] = lambda tokens, token: True  # a constraint of a test's
+    form: str = "gnmt"  # of the length penalty, which `arguments` leaves to the test
 
 
 # Their constraints, and how many of their dimensions differ from sentence to sentence.
@@ -150,11 +151,15 @@ def complete(
     model: Any, sentence: int, tokens: Tokens, log_prob: float, request: Request
 ) -> Translation:
     """Returns a translation with its score (Wu et al. 2016, eq. 14)."""
-    score = log_prob / ((5 + len(tokens)) / 6) ** request.alpha
+    score = log_prob / length_penalty(len(tokens), request)
     if request.beta:
         coverage = np.minimum(model.coverage(sentence, tokens), 1.0)
         score += request.beta * float(np.sum(np.log(coverage)))
     return Translation(score, log_prob, tokens)
+
+
+def length_penalty(length: int, request: Request) -> float:
+    return (length if request.form == "power" else (5 + length) / 6) ** request.alpha
 
 
 def every_translation(model: Any, sentence: int, request: Request) -> list[Translation]:
@@ -174,13 +179,24 @@ def every_translation(model: Any, sentence: int, request: Request) -> list[Trans
 def narrow_beam(
     model: Any, sentence: int, request: Request, beam_size: int, *, early_stop: str = "exact"
 ) -> list[Translation]:
-    """Returns what beam search finds, best first.
+    """Returns the translations that beam search finds, best first."""
+    return stopping_beam(model, sentence, request, beam_size, early_stop)[0]
 
-    With the early stop "first" it ends when `beam_size` hypotheses have finished.
+
+def stopping_beam(
+    model: Any, sentence: int, request: Request, beam_size: int, early_stop: str
+) -> tuple[list[Translation], int]:
+    """Returns the translations that beam search finds, best first, and its number of steps.
+
+    With the early stop "first" it ends when `beam_size` hypotheses have finished. "current" also
+    waits until no open hypothesis of n tokens would be better, as one of n tokens, than the worst
+    of the best `beam_size` finished ones.
     """
     found: list[Translation] = []
     beam: list[tuple[Tokens, float]] = [((), 0.0)]
-    for _ in range(request.limit + 1):
+    steps = 0
+    while beam and steps <= request.limit:
+        steps += 1
         candidates = [
             ((*tokens, token), so_far + gain)
             for tokens, so_far in beam
@@ -193,9 +209,19 @@ def narrow_beam(
             if tokens[-1] == EOS_ID
         ]
         beam = [each for each in candidates if each[0][-1] != EOS_ID][:beam_size]
-        if early_stop == "first" and len(found) >= beam_size:
+        found = sorted(found, reverse=True)
+        if len(found) < beam_size:
+            continue
+        worst = found[beam_size - 1].score
+        if early_stop == "first" or (
+            early_stop == "current"
+            and all(
+                log_prob / length_penalty(len(tokens), request) <= worst
+                for tokens, log_prob in beam
+            )
+        ):
             break
-    return sorted(found, reverse=True)
+    return found, steps
 
 
 def greedy(model: Any, sentence: int, request: Request) -> Translation | None:

@@ -14,6 +14,7 @@ from plain_search import (
     every_translation,
     greedy,
     narrow_beam,
+    stopping_beam,
 )
 from table_model import TableModel
 
@@ -32,11 +33,11 @@ def test_search_stops_when_no_open_hypothesis_can_win():
         assert_found(narrow_beam(model, row, Request(40), 4), found, row)
 
 
-@pytest.mark.parametrize(("alpha", "end_at_first"), [(1.0, 0.4), (0.0, 0.4), (-1.0, 0.45)])
-def test_search_goes_on_while_a_longer_one_may_win(alpha, end_at_first):
+@pytest.mark.parametrize("alpha", [1.0, 0.0])
+def test_search_goes_on_while_a_longer_one_may_win(alpha):
     # EOS's probability is 0.4 at first and 0.99 later. With alpha 1, log(0.4) = -0.92 loses to
-    # log(0.6 * 0.99) / (7/6) = -0.45; with alpha -1, log(0.45) = -0.80 loses to -0.71.
-    first = np.log([1e-9, 1e-9, 1e-9, end_at_first, 1 - end_at_first]).astype("f")
+    # log(0.6 * 0.99) / (7/6) = -0.45.
+    first = np.log([1e-9, 1e-9, 1e-9, 0.4, 0.6]).astype("f")
     later = np.log([1e-9, 1e-9, 1e-9, 0.99, 0.01]).astype("f")
 
     def step(ids, state):
@@ -47,7 +48,7 @@ def test_search_goes_on_while_a_longer_one_may_win(alpha, end_at_first):
         max_lengths=tf.constant([9]), beam_size=2, length_penalty=alpha,
     )  # fmt: skip
     np.testing.assert_array_equal(found.ids[0, 0, :3], [4, EOS_ID, PAD_ID])
-    score = np.log((1 - end_at_first) * 0.99) / (7 / 6) ** alpha
+    score = np.log(0.6 * 0.99) / (7 / 6) ** alpha
     np.testing.assert_allclose(found.scores[0, 0], score, atol=1e-5)
 
 
@@ -122,7 +123,7 @@ def test_static_sizes_of_the_state_stay_static_in_the_loop():
         (2, dict(num_translations=3), "got 3 with beam_size 2"),
         (4, dict(num_translations=0), "got 0 with beam_size 4"),
         (0, {}, "got 1 with beam_size 0"),
-        (2, dict(early_stop="last"), "must be one of exact, first, got 'last'"),
+        (2, dict(early_stop="last"), "must be one of exact, current, first, got 'last'"),
         (2, dict(pad_id=3), "eos_id and pad_id must differ, both are 3"),
     ],
 )
@@ -148,6 +149,51 @@ def test_early_stop_first_ends_when_enough_finished(alpha, end_bias, num_transla
     if alpha == 2.0 and end_bias > 0:  # short ones come first, and lose
         assert steps < len(model.calls)
         assert np.any(exact.scores > found.scores)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("alpha", "form"), [(0.6, "gnmt"), (1.0, "power"), (2.0, "power")])
+@pytest.mark.parametrize("beam_size", range(1, 7))
+def test_early_stop_current_ends_at_the_step_that_the_oracle_ends_at(beam_size, alpha, form):
+    model = TableModel(sentences=2, vocabulary_size=14, seed=31, end_bias=1.0)
+    request = Request(25, alpha, form=form)
+    for row in range(2):
+        # A beam of one ends with its first EOS.
+        early_stop = "first" if beam_size == 1 else "current"
+        expected, steps = stopping_beam(model, row, request, beam_size, early_stop)
+        for num_translations in range(1, beam_size + 1):
+            model.calls.clear()
+            found = beam_searched(
+                model, [request], beam_size, rows=[row], early_stop="current",
+                num_translations=num_translations, length_penalty_form=form,
+            )  # fmt: skip
+            assert len(model.calls) == steps
+            assert_found(expected, found, 0)
+
+
+def test_early_stop_current_compares_at_the_present_length():
+    # EOS has probability 0.5 at first, then 0.9, and scores are divided by the length. After two
+    # steps log(0.5 * 0.9) / 2 = -0.40 and log(0.5) / 1 = -0.69 have finished. The best open
+    # hypothesis has log(0.5 * 0.1) / 2 = -1.50, but might end with log(0.05) / 31 = -0.10.
+    first = np.log([1e-9, 1e-9, 1e-9, 0.5, 0.5]).astype("f")
+    later = np.log([1e-9, 1e-9, 1e-9, 0.9, 0.1]).astype("f")
+    calls = []
+
+    def step(ids, state):
+        calls.append(ids)
+        return tf.where((ids == BOS_ID)[..., None], first, later), state
+
+    def search(early_stop):
+        calls.clear()
+        found = beam_search(
+            step, DecodingState(), bos_ids=tf.constant([BOS_ID]), max_lengths=tf.constant([30]),
+            beam_size=2, length_penalty=1.0, length_penalty_form="power", early_stop=early_stop,
+        )  # fmt: skip
+        return found.ids[0, 0, :3].numpy().tolist(), len(calls)
+
+    assert search("current") == ([4, EOS_ID, PAD_ID], 2)
+    assert search("exact")[0] == [4, EOS_ID, PAD_ID]
+    assert search("exact")[1] > 2
 
 
 def test_greedy_search_stops_with_the_last_open_sentence():
