@@ -211,6 +211,7 @@ def test_best_checkpoints_are_kept_beside_newest(checkpoints):
 
 
 def test_metric_that_is_no_number_is_not_the_best(checkpoints):
+    checkpoints.keep = 4
     for step, bleu in enumerate([0.1, float("nan"), 0.9, 0.2], start=5):
         checkpoints.save(make_model(), step, metrics={"bleu": bleu})
     assert checkpoints.best(1) == [7]
