@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from keras_transformer.config import TrainingConfig as TrainingConfig
     from keras_transformer.config import TransformerConfig as TransformerConfig
     from keras_transformer.config import UniversalConfig as UniversalConfig
+    from keras_transformer.data.preprocessor import Seq2SeqPreprocessor as Seq2SeqPreprocessor
     from keras_transformer.errors import InputError as InputError
     from keras_transformer.host import keep_freed_memory as keep_freed_memory
     from keras_transformer.inference import BatchTranslator as BatchTranslator
@@ -63,6 +64,7 @@ _HOMES = {
     "TransformerConfig": "config",
     "RecurrentConfig": "config",
     "UniversalConfig": "config",
+    "Seq2SeqPreprocessor": "data.preprocessor",
     "Tokenizer": "text",
     "Vocabulary": "text",
     "learn_vocabulary": "text",
