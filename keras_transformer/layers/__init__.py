@@ -1,10 +1,10 @@
 """The parts of the models as Keras layers, written with `keras.ops`.
 
-Only dropout uses TensorFlow directly: to know which replica it runs on.
+Only dropout uses TensorFlow directly, for its random masks.
 """
 
 from keras_transformer.layers.attention import CrossAttention, MultiHeadAttention, SelfAttention
-from keras_transformer.layers.base import Dropout
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import PositionalEncoding, TokenEmbedding, sinusoids
 from keras_transformer.layers.kv_cache import (
     FixedSlots,

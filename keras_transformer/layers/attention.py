@@ -18,7 +18,6 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.layers.base import (
-    Dropout,
     Layer,
     ReadsMemory,
     ReturnsScores,
@@ -26,6 +25,7 @@ from keras_transformer.layers.base import (
     full_precision,
     softmax,
 )
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
 from keras_transformer.layers.kv_cache import (
     KeysValues,

@@ -1,4 +1,4 @@
-"""The base class of all layers, their Dense, and dropout (5.4) for training on several devices."""
+"""The base class of all layers, and their Dense."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -122,58 +122,6 @@ class ReturnsScores:
 def with_scores(result: Any) -> tuple[Any, ...]:
     """Returns a layer's output and its attention scores, or None if it was not asked for them."""
     return result if isinstance(result, tuple) else (result, None)
-
-
-class ReplicaSeeds(keras.random.SeedGenerator):
-    """The seeds of another generator, different on each replica of a `tf.distribute` strategy.
-
-    Keras's random state is the same on all replicas, so they would all drop the same entries. On
-    one device nothing changes.
-
-    Args:
-        generator: has the state.
-    """
-
-    def __init__(self, generator: keras.random.SeedGenerator) -> None:
-        self._generator = generator  # the only state: `super().__init__` would add another
-
-    def next(self, ordered: bool = True) -> Tensor:
-        seed, replica = self._generator.next(ordered), _replica()
-        return seed if replica is None else seed + ops.cast(ops.stack([replica, 0]), seed.dtype)
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class Dropout(keras.layers.Dropout):
-    """Keras's dropout, with different masks on each replica of a `tf.distribute` strategy.
-
-    Example:
-        >>> Dropout(0.1)(np.ones((2, 3, 8), "float32"), training=True).shape
-        TensorShape([2, 3, 8])
-    """
-
-    def call(self, inputs: Tensor, training: bool | None = False) -> Tensor:
-        """Returns the inputs, of any shape; in training a fraction `rate` of them is 0."""
-        if not training or not self.rate:
-            return inputs
-        seeds = self.seed_generator
-        if keras.backend.backend() == "tensorflow":
-            seeds = ReplicaSeeds(seeds)
-        return keras.random.dropout(inputs, self.rate, self.noise_shape, seed=seeds)
-
-
-if keras.backend.backend() == "tensorflow":
-    import tensorflow as tf
-
-    def _replica() -> Any:
-        """Returns the number of this replica; None if there is only one."""
-        context = tf.distribute.get_replica_context()
-        is_one_of_several = context is not None and context.num_replicas_in_sync > 1
-        return context.replica_id_in_sync_group if is_one_of_several else None
-
-else:
-
-    def _replica() -> Any:
-        return None
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

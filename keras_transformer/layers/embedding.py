@@ -12,7 +12,8 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.layers.base import Layer, ReplicaSeeds, full_precision
+from keras_transformer.layers.base import Layer, full_precision
+from keras_transformer.layers.dropout import ReplicaSeeds
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

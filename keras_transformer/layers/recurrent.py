@@ -17,7 +17,8 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.base import Dense, Dropout, Layer, full_precision, softmax
+from keras_transformer.layers.base import Dense, Layer, full_precision, softmax
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masks import MASKED
 
 

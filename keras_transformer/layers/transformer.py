@@ -20,13 +20,13 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.attention import CrossAttention, SelfAttention
 from keras_transformer.layers.base import (
-    Dropout,
     Layer,
     ReadsMemory,
     ReturnsScores,
     full_precision,
     with_scores,
 )
+from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
 from keras_transformer.layers.masks import keras_mask
 from keras_transformer.layers.windowed_attention import WindowedSelfAttention
