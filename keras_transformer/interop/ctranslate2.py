@@ -69,9 +69,10 @@ def export_ctranslate2(
 ) -> pathlib.Path:
     """Writes the folder atomically and returns its path.
 
-    CTranslate2 adds EOS to the source and begins with BOS by itself. Unlike `Translator` it can
-    generate padding and BOS, to which a trained model gives next to no probability; its length
-    penalty is length ** alpha, EOS counted; it cuts translations at `max_decoding_length`.
+    CTranslate2 adds EOS to the source and begins with BOS by itself. It does not forbid padding and
+    BOS as `Translator` does: a model that was trained here gives them next to no probability, an
+    imported one of Marian none. Its length penalty is length ** alpha, EOS counted; it truncates
+    translations at `max_decoding_length`.
 
     Args:
         model: a single Transformer; `norm_form` "sigma", a window, relative or rotary positions,

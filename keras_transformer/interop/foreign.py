@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from keras import ops
 
-from keras_transformer.config import BOS_ID, TransformerConfig
+from keras_transformer.config import BOS_ID, PAD_ID, TransformerConfig
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.interop.reading import Array, Tensors
@@ -29,7 +29,7 @@ from keras_transformer.text import Vocabulary
 
 # Output bias of a row that is no token: its probability is 0 in float32. Finite, so that the model
 # can be trained further with label smoothing.
-_UNUSED_BIAS = -100.0
+UNUSED_BIAS = -100.0
 _MAX_LAYERS = 1_000
 _ROWS_AT_ONCE = 8_192
 
@@ -165,9 +165,9 @@ class ForeignModel:
             model.projection.kernel.assign(_our_rows(self.projection, self.target).T)
         bias = self.output_bias
         bias = np.zeros(len(self.target.tokens)) if bias is None else bias
-        bias = _our_rows(bias, self.target, _UNUSED_BIAS)
+        bias = _our_rows(bias, self.target, UNUSED_BIAS)
         if not self.target.is_ours:
-            bias[BOS_ID] = _UNUSED_BIAS  # a copy; the original keeps its own bias
+            bias[BOS_ID] = UNUSED_BIAS  # a copy; the original keeps its own bias
         model.output_bias.assign(bias)
         # Positions beyond the end of the shorter table share its last row.
         for layer, table in zip(
@@ -282,15 +282,20 @@ def _fill_table(variable: Any, table: Array, symbols: Symbols) -> None:
         variable.value[rows].assign(_our_rows(table, symbols, rows=rows))
 
 
+def check_rows(rows: int, symbols: Symbols) -> None:
+    """Raises `InputError` if a table has not as many rows as there are symbols."""
+    if rows != len(symbols.tokens):
+        raise InputError(
+            f"the model has {rows:,} tokens and its vocabulary {len(symbols.tokens):,}; give "
+            "the vocabulary that it was trained with"
+        )
+
+
 def _our_rows(
     table: Array, symbols: Symbols, missing: float = 0.0, rows: slice = slice(None)
 ) -> Array:
     """Returns rows of a matrix or bias in our order, with a constant where there is none."""
-    if len(table) != len(symbols.tokens):
-        raise InputError(
-            f"the model has {len(table):,} tokens and its vocabulary {len(symbols.tokens):,}; give "
-            "the vocabulary that it was trained with"
-        )
+    check_rows(len(table), symbols)
     order = symbols.order[rows]
     found = table[[0 if id_ is None else id_ for id_ in order]].astype(np.float32, copy=False)
     found[[id_ is None for id_ in order]] = missing
@@ -347,6 +352,12 @@ def export_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         raise InputError(f"export folder {path} exists already; give a path that does not")
     with writing(f"the export to {path}"), atomic_folder(path) as aside:
         yield aside
+
+
+def has_unused_padding(model: Any) -> bool:
+    """Whether padding has no probability in a model's softmax, as in imported Marian models."""
+    # Half of it, since training with label smoothing raises the bias a little.
+    return model.output_bias is not None and bool(model.output_bias[PAD_ID] < UNUSED_BIAS / 2)
 
 
 def to_numpy(variable: Any) -> Array:

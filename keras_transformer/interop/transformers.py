@@ -15,6 +15,7 @@ import functools
 import json
 import os
 import pathlib
+import reprlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,12 +34,15 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import local_path
 from keras_transformer.interop.fairseq import LAYER_NAMES  # whose model this one descends from
 from keras_transformer.interop.foreign import (
+    UNUSED_BIAS,
     ForeignModel,
     ImportOptions,
     Layout,
     Part,
     check_exportable,
+    check_rows,
     export_folder,
+    has_unused_padding,
     to_numpy,
     transformer_parts,
     unsupported,
@@ -68,13 +72,27 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "gelu_sigmoid",
 }
-# Generation options without a counterpart in `SearchConfig`, and the values that change nothing.
-_OTHER_GENERATION_OPTIONS = {
-    "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0, "exponential_decay_length_penalty": None, "force_words_ids": None,
-    "forced_bos_token_id": None, "guidance_scale": None, "min_p": None, "num_beam_groups": 1,
-    "penalty_alpha": None, "sequence_bias": None, "suppress_tokens": None,
-    "begin_suppress_tokens": None, "typical_p": 1.0,
+# Generation options that are read, or that change no text and no score.
+_KNOWN_GENERATION_OPTIONS = {
+    "_from_model_config", "assistant_confidence_threshold", "assistant_lookbehind",
+    "bad_words_ids", "bos_token_id", "cache_config", "cache_implementation", "compile_config",
+    "decoder_start_token_id", "disable_compile", "do_sample", "early_stopping", "eos_token_id",
+    "forced_eos_token_id", "is_assistant", "length_penalty", "low_memory", "max_cache_len",
+    "max_length", "max_matching_ngram_size", "max_new_tokens", "min_length", "min_new_tokens",
+    "no_repeat_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "num_beams",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_logits",
+    "output_scores", "pad_token_id", "prefill_chunk_size", "remove_invalid_values",
+    "renormalize_logits", "repetition_penalty", "return_dict_in_generate", "target_lookbehind",
+    "temperature", "token_healing", "top_k", "top_p", "transformers_version", "use_cache",
+}  # fmt: skip
+# Options without a counterpart in `SearchConfig`, and the values that change nothing; of options
+# that are not listed None, false and empty lists change nothing.
+_OTHER_GENERATION_OPTIONS: dict[str, Any] = {
+    "diversity_penalty": 0.0, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "exponential_decay_length_penalty": None,
+    "force_words_ids": None, "forced_bos_token_id": None, "guidance_scale": 1.0, "min_p": None,
+    "num_beam_groups": 1, "penalty_alpha": None, "sequence_bias": None, "suppress_tokens": None,
+    "begin_suppress_tokens": None, "top_h": None, "typical_p": 1.0,
 }  # fmt: skip
 
 
@@ -109,9 +127,14 @@ def read_transformers(folder: pathlib.Path, given: ImportOptions) -> ForeignMode
     values = read_json(generation) if generation.exists() else config.values
     generation_options = Options(values, str(folder), "transformers")
     source, target = _symbols(folder, config, generation_options)
+    check_rows(len(target_table), target)
+    bias = np.array(tensors.get("final_logits_bias", (len(target_table),)))
+    if _lacks_padding(generation_options, target, projection, bias):
+        bias[target.pad] = UNUSED_BIAS
     spms = given.spms or (folder / "source.spm", folder / "target.spm")
     vocabularies = make_vocabularies((source, target), spms, str(folder))
-    search, search_notes = _search(generation_options, target, vocabularies[1])
+    names = set(values if generation.exists() else _OTHER_GENERATION_OPTIONS)
+    search, search_notes = _search(generation_options, names, target, vocabularies[1])
     return ForeignModel(
         options=options,
         tensors=tensors,
@@ -119,7 +142,7 @@ def read_transformers(folder: pathlib.Path, given: ImportOptions) -> ForeignMode
         source_table=source_table,
         target_table=target_table,
         projection=projection,
-        output_bias=tensors.get("final_logits_bias", (len(target_table),)),
+        output_bias=bias,
         source=source,
         target=target,
         vocabularies=vocabularies,
@@ -202,10 +225,35 @@ def _symbols(folder: pathlib.Path, config: Options, generation: Options) -> tupl
     return source, read(folder / "target_vocab.json")
 
 
+def _lacks_padding(options: Options, target: Symbols, projection: Array, bias: Array) -> bool:
+    """Whether the softmax that the model was trained with has no padding token.
+
+    Marian's has none. The conversion to transformers adds a row of zeros, whose logit, 0, is often
+    among the largest; transformers masks it before the softmax with `renormalize_logits`, and
+    before August 2023 did so without this option.
+    """
+    if target.pad is None:
+        return False
+    is_zero = not projection[target.pad].any() and bias[target.pad] == 0
+    is_banned = [target.pad] in options.get("bad_words_ids", list, [])
+    # The models of this package were trained with a row for padding.
+    return (
+        options.get("renormalize_logits", bool, False)
+        or is_zero
+        or (is_banned and not target.is_ours)
+    )
+
+
 def _search(
-    options: Options, target: Symbols, vocabulary: Vocabulary
+    options: Options, names: set[str], target: Symbols, vocabulary: Vocabulary
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns fields of `SearchConfig`, and a note on generation options that it lacks."""
+    """Returns fields of `SearchConfig`, and a note on generation options that it lacks.
+
+    Args:
+        options: to read.
+        names: of the options that are for generation.
+        target, vocabulary: of the target side.
+    """
     search: dict[str, Any] = {
         "beam_size": 1,  # greedy, unless num_beams is set
         "length_penalty": options.get("length_penalty", float, 1.0),
@@ -234,9 +282,9 @@ def _search(
     elif options.get("early_stopping", object, False) is True:
         search["early_stop"] = "first"
     ignored = [
-        f"{name} {options.get(name, object, neutral)}"
-        for name, neutral in _OTHER_GENERATION_OPTIONS.items()
-        if options.get(name, object, neutral) != neutral
+        f"{name} {reprlib.repr(options.values[name])}"
+        for name in sorted(names - _KNOWN_GENERATION_OPTIONS)
+        if (value := options.values.get(name)) and value != _OTHER_GENERATION_OPTIONS.get(name)
     ]
     our_ids = {id_: place for place, id_ in enumerate(target.order)}
     banned = []
@@ -321,6 +369,8 @@ def export_transformers(
             "min_new_tokens": search.min_length,
             "num_beams": search.beam_size,
             "pad_token_id": PAD_ID,
+            # An imported model has no padding in its softmax; that of this package's models has.
+            "renormalize_logits": has_unused_padding(model),
         },
         "tokenizer_config.json": {
             "clean_up_tokenization_spaces": False,

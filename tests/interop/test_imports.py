@@ -1,6 +1,8 @@
 """Imported models compute, search, export and train as in their own toolkits."""
 
+import dataclasses
 import functools
+import importlib.util
 import json
 import pathlib
 import shutil
@@ -12,9 +14,10 @@ import samples
 import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
-from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, TrainingConfig
+from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, SearchConfig, TrainingConfig
 from keras_transformer.data import ParallelText
 from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator
 from keras_transformer.inference.generate import search_translations
 from keras_transformer.interop import fairseq, import_run, opennmt_tf, pytorch, read_model
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
@@ -31,14 +34,25 @@ SEARCHED = sorted(set(samples.NAMES) - {"marian_pre_relu"})  # whose own decoder
 
 @pytest.fixture(scope="module")
 def load(sample_model):
-    """Gives a sample and the model that it becomes, read once."""
+    """Gives a sample and the model that it becomes, read once.
+
+    The numbers of the samples of transformers are those of a softmax over padding, too.
+    """
 
     @functools.cache
     def load(name: str):
         sample = samples.read_sample(sample_model, name)
-        return sample, sample.model.to_model()
+        model = sample.model.to_model()
+        if name.startswith("hf_"):
+            model.output_bias[PAD_ID].assign(0.0)
+        return sample, model
 
     return load
+
+
+@pytest.fixture
+def copy(sample_model, tmp_path):
+    return lambda name: pathlib.Path(shutil.copytree(sample_model(name), tmp_path / name))
 
 
 def log_probs_of(model, source, target):
@@ -128,7 +142,8 @@ def test_search_as_imported_finds_the_toolkits_best(name, beam_size, load):
      *((name, export_ctranslate2) for name in ("marian_post_swish_tied", "marian_embnorm_untied"))],
 )  # fmt: skip
 def test_exports_are_imported_unchanged(name, export, load, tmp_path):
-    sample, first = load(name)
+    sample, _ = load(name)
+    first = sample.model.to_model()
     config = first.config
     if export is export_ctranslate2:
         pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
@@ -143,6 +158,86 @@ def test_exports_are_imported_unchanged(name, export, load, tmp_path):
         texts = [entry[side] for entry in sample.sentences] + [">>deu<< 漢 </s>"]
         assert found.encode(texts) == expected.encode(texts)
         assert found.pieces(range(found.size)) == expected.pieces(range(expected.size))
+
+
+# The softmax of Marian has no padding token; after the conversion to transformers its logit is 0.
+
+
+def rewrite_marian(folder, *, generation=None, change=None):
+    """Changes the generation options and the tensors of a model of transformers."""
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    if change is not None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return read_model(folder)
+
+
+def test_imported_marian_model_gives_no_probability_to_padding(sample_model):
+    """The sample of CTranslate2 is the same model, and its converter drops padding."""
+    expected = samples.read_sample(sample_model, "ct2_float32")
+    sample = samples.read_sample(sample_model, "hf_marian")
+    found = log_probs_of(
+        sample.model.to_model(), sample.our_ids("source"), sample.our_ids("target")
+    )
+    for row, entry in zip(found, expected.sentences, strict=True):
+        np.testing.assert_allclose(row, entry["target_log_probs"], atol=2e-5)
+
+
+@pytest.mark.slow
+def test_logit_of_padding_changes_no_translation_score_or_export(copy, tmp_path):
+    def translate(model):
+        translator = Translator(
+            model.to_model(), *model.vocabularies, SearchConfig(**model.search, max_extra_length=9)
+        )
+        texts = ["A man in a blue shirt.", ">>deu<< Two dogs play in the snow.", "The girl sings"]
+        translations = [best for best, *_ in translator.translate(texts)]
+        scores = translator.score(texts, [best.text for best in translations])
+        return (
+            [best.text for best in translations],
+            np.array([[best.score, sum(pair.token_scores)]
+                      for best, pair in zip(translations, scores, strict=True)]),
+        )  # fmt: skip
+
+    def lower_all_but_padding(tensors):
+        tensors["final_logits_bias"][:, :777] -= 10
+
+    folder = copy("hf_marian")
+    texts, scores = translate(read_model(folder))
+    generation = {
+        "decoder_start_token_id": 777,
+        "bad_words_ids": [[777]],
+        "renormalize_logits": True,
+    }
+    model = rewrite_marian(folder, generation=generation, change=lower_all_but_padding)
+    folders = [folder, export_transformers(model.to_model(), *model.vocabularies, tmp_path / "hf")]
+    written = json.loads((folders[1] / "generation_config.json").read_text())
+    assert written["renormalize_logits"] is True
+    if importlib.util.find_spec("ctranslate2") is not None:
+        export = export_ctranslate2(model.to_model(), *model.vocabularies, tmp_path / "ct2")
+        folders.append(export)
+    for each in folders:
+        again = dataclasses.replace(read_model(each), search=model.search)
+        found, found_scores = translate(again)
+        assert found == texts
+        np.testing.assert_allclose(found_scores, scores, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("generation", "is_row_zero", "is_used"),
+    [({}, True, False), ({}, False, True), ({"renormalize_logits": True}, False, False),
+     ({"bad_words_ids": [[1], [777]]}, False, False), ({"bad_words_ids": [[1]]}, False, True)],
+)  # fmt: skip
+def test_padding_is_in_the_softmax_only_of_models_trained_with_it(
+    generation, is_row_zero, is_used, copy
+):
+    def train_padding(tensors):
+        tensors["model.shared.weight"][777] = 0.0 if is_row_zero else 0.1
+
+    generation = {"decoder_start_token_id": 777} | generation
+    model = rewrite_marian(copy("hf_marian"), generation=generation, change=train_padding)
+    assert model.to_model().output_bias[PAD_ID].numpy() == (0.0 if is_used else -100.0)
 
 
 def test_language_codes_are_noted(load):
@@ -219,11 +314,6 @@ def test_model_with_more_pieces_than_ids_is_fine_tuned_with_a_new_token(
 
 
 # Options of toolkits that no sample has
-
-
-@pytest.fixture
-def copy(sample_model, tmp_path):
-    return lambda name: pathlib.Path(shutil.copytree(sample_model(name), tmp_path / name))
 
 
 def change_model(folder, **changes):
@@ -419,6 +509,8 @@ def test_marian_table_may_have_more_or_fewer_rows_than_the_vocabulary(rows, copy
         ({"do_sample": True, "temperature": 0.7, "top_k": 5},
          {"method": "sampling", "temperature": 0.7, "top_k": 5, "top_p": 1.0}, ""),
         ({"forced_bos_token_id": 3, "typical_p": 0.9}, {}, "forced_bos_token_id 3, typical_p 0.9"),
+        ({"watermarking_config": {"bias": 2}, "max_time": 3.5, "use_cache": True}, {},
+         "max_time 3.5, watermarking_config {'bias': 2}"),
         ({"bad_words_ids": [[719], [1]]}, {"forbid_unknown": True}, ""),
         ({"bad_words_ids": [[644]]}, {"banned_phrases": ("Mann",)}, ""),
         ({"bad_words_ids": [[12, 1]]}, {}, "bad_words_ids [12, 1]"),
