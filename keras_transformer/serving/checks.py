@@ -36,6 +36,9 @@ with needs_extra("serving"):
     from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
 BATCH_SIZES = (1, 8, 64)
+# Subsets of the outputs of `serving_default` that clients of their own ask for. TensorFlow prepares
+# a graph for each, which takes seconds and some 50 MB.
+_OUTPUT_SUBSETS = (("translations",), ("translations", "scores"))
 _MOST_REQUESTS = 1000  # of a file; the server rejects more
 _NUM_GENERATED = 64
 _LONGEST_GENERATED = 32  # tokens
@@ -62,10 +65,12 @@ class Request(NamedTuple):
     Attributes:
         signature: its name.
         inputs: arrays by name, dimension 0 the batch; text as bytes in arrays of objects.
+        outputs: the names of the outputs to return, the request's `output_filter`; none means all.
     """
 
     signature: str
     inputs: dict[str, np.ndarray[Any, Any]]
+    outputs: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -83,7 +88,7 @@ def make_requests(
     """Returns requests to each signature with batches of each size, and to each compiled shape.
 
     A batch has sentences of all lengths; single sentences are the shortest, the median and the
-    longest. XLA's programs, which all signatures share, are warmed up with ids, because the number
+    longest. Usual subsets of the outputs of `serving_default` are requested once. XLA's programs, which all signatures share, are warmed up with ids, because the number
     of tokens in a text is not known in advance.
 
     Args:
@@ -125,6 +130,9 @@ def make_requests(
                         for key, spec in specs
                     }
                 requests.append(Request(name, inputs))
+    first = next((each for each in requests if each.signature == "serving_default"), None)
+    if first is not None:
+        requests += [first._replace(outputs=outputs) for outputs in _OUTPUT_SUBSETS]
     if translator.xla is not None:
         known = list(_text_ids(source)) or [UNK_ID]
         sizes, widths = translator.xla
@@ -144,10 +152,11 @@ def write_requests(version: pathlib.Path, requests: Sequence[Request], model_nam
     path = version / "assets.extra" / "tf_serving_warmup_requests"
     path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for signature, inputs in requests:
+        for signature, inputs, outputs in requests:
             request = predict_pb2.PredictRequest(
                 model_spec=model_pb2.ModelSpec(name=model_name, signature_name=signature),
                 inputs={name: tf.make_tensor_proto(value) for name, value in inputs.items()},
+                output_filter=outputs,
             )
             log = prediction_log_pb2.PredictLog(request=request)
             writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
@@ -296,9 +305,9 @@ def _answer_both_ways(
     try:
         expected = []
         with tf.device("/CPU:0"):  # like the other process: GPUs round differently
-            for name, inputs in requests:
+            for name, inputs, subset in requests:
                 outputs = signatures[name](**{key: tf.constant(inputs[key]) for key in inputs})
-                expected.append({key: value.numpy() for key, value in outputs.items()})
+                expected.append({key: outputs[key].numpy() for key in subset or outputs})
         has_ended = process.poll() is not None  # in time, though this process took longer
         seconds_left = max(deadline - time.monotonic(), 0.0)
         output, _ = process.communicate(timeout=None if has_ended else seconds_left)
@@ -352,8 +361,9 @@ def _answer_alone() -> None:
             model = tf.compat.v1.saved_model.load(session, ["serve"], version)
             for log in logs:
                 signature = model.signature_def[log.request.model_spec.signature_name]
+                outputs = log.request.output_filter or signature.outputs
                 values = session.run(
-                    {name: info.name for name, info in signature.outputs.items()},
+                    {name: signature.outputs[name].name for name in outputs},
                     {
                         signature.inputs[name].name: tf.make_ndarray(value)
                         for name, value in log.request.inputs.items()

@@ -61,7 +61,7 @@ def requests(translator):
 
 
 def _inputs(requests, signature):
-    return [inputs for name, inputs in requests if name == signature]
+    return [each.inputs for each in requests if each.signature == signature and not each.outputs]
 
 
 def _ids(row):
@@ -69,11 +69,11 @@ def _ids(row):
 
 
 def test_requests_have_all_signatures_lengths_and_inputs(requests, translator):
-    assert {name for name, _ in requests} == _SIGNATURES.keys()
+    assert {each.signature for each in requests} == _SIGNATURES.keys()
     texts = [inputs["text"].tolist() for inputs in _inputs(requests, "serving_default")]
     assert texts == [[b"a"], [b"a b c"], [b"a b c d e"], [b"a", b"a b c", b"a b c d e"]]
-    for _, inputs in requests:
-        assert {value.shape[0] for value in inputs.values()} in ({1}, {3})
+    for request in requests:
+        assert {value.shape[0] for value in request.inputs.values()} in ({1}, {3})
     targets = _inputs(requests, "score")[-1]["target"]
     assert [len(text.split()) for text in targets] == [1, 3, 5]  # as long as the sources
     ids = list(map(_ids, _inputs(requests, "tokens")[-1]["source"]))
@@ -83,11 +83,17 @@ def test_requests_have_all_signatures_lengths_and_inputs(requests, translator):
     assert {name: inputs[name].tolist() for name in expected} == expected
 
 
+def test_usual_subsets_of_outputs_are_requested_once(requests):
+    subsets = [each for each in requests if each.outputs]
+    assert {each.signature for each in subsets} == {"serving_default"}
+    assert [each.outputs for each in subsets] == [("translations",), ("translations", "scores")]
+
+
 def test_each_compiled_shape_is_warmed_up_if_it_is_accepted(translator, requests):
     compiled = types.SimpleNamespace(**vars(translator) | {"xla": XlaShapes((1, 64), (3, 8))})
     more = make_requests(compiled, _SIGNATURES, _SENTENCES, batch_sizes=(1, 3))[len(requests) :]
-    assert [signature for signature, _ in more] == ["tokens"] * 4
-    lengths = [[len(_ids(row)) for row in inputs["source"]] for _, inputs in more]
+    assert [request.signature for request in more] == ["tokens"] * 4
+    lengths = [[len(_ids(row)) for row in request.inputs["source"]] for request in more]
     assert lengths == [[2], [7], [2] * 64, [7] * 64]  # and EOS
     found = make_requests(compiled, _SIGNATURES, _SENTENCES, (1, 3, 64), most_sentences=2)
     assert {request.size for request in found} == {1, 2}
@@ -118,16 +124,17 @@ def test_file_is_a_tfrecord_of_prediction_logs(requests, tmp_path):
     records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
     logs = [prediction_log_pb2.PredictionLog.FromString(record) for record in records]
     assert len(logs) == len(requests)
-    for log, (signature, inputs) in zip(logs, requests, strict=True):
+    for log, (signature, inputs, outputs) in zip(logs, requests, strict=True):
         request = log.predict_log.request
         assert (request.model_spec.name, request.model_spec.signature_name) == ("words", signature)
+        assert tuple(request.output_filter) == outputs
         assert request.inputs.keys() == inputs.keys()
         for name, value in inputs.items():
             assert np.array_equal(tf.make_ndarray(request.inputs[name]), value)
 
 
 def test_too_many_requests_are_rejected(translator):
-    with pytest.raises(InputError, match=r"1004 warm-up requests are more than the 1000"):
+    with pytest.raises(InputError, match=r"1006 warm-up requests are more than the 1000"):
         make_requests(translator, _SIGNATURES, _SENTENCES, batch_sizes=range(2, 253))
 
 
