@@ -88,8 +88,9 @@ def make_requests(
     """Returns requests to each signature with batches of each size, and to each compiled shape.
 
     A batch has sentences of all lengths; single sentences are the shortest, the median and the
-    longest. Usual subsets of the outputs of `serving_default` are requested once. XLA's programs, which all signatures share, are warmed up with ids, because the number
-    of tokens in a text is not known in advance.
+    longest. Usual subsets of the outputs of `serving_default` are requested once. XLA's programs,
+    which all signatures share, are warmed up with ids, because the number of tokens in a text is
+    not known in advance.
 
     Args:
         translator: the translator of the signatures.

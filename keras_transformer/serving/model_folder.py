@@ -1,7 +1,8 @@
 """The folder of a model: its versions, their model cards, and the files for a model server.
 
-The server's configuration files stand beside the versions. They are a starting point for the
-operator to edit: existing files are kept. Nothing here needs TensorFlow.
+The script that starts the server and the server's configuration files stand beside the versions.
+They are a starting point for the operator to edit: existing files are kept. Nothing here needs
+TensorFlow.
 """
 
 import itertools
@@ -29,45 +30,36 @@ _MODELS_FILE = "models.config"
 _MOST_SENTENCES = 64  # of a batch
 
 _BATCHING = """\
-# Requests that arrive at the same time are translated together. The values below suit two cores,
-# in a server that is started with TF_ENABLE_ONEDNN_OPTS=0 in its environment and the flags
-#
-# --enable_batching --batching_parameters_file=<this file>
-#
-# Each core works on its own batch: set num_batch_threads to the number of cores.
+# How requests are merged into batches. For two cores.
 
-# The most sentences of a batch; larger requests are rejected. Larger batches need more memory and
-# save little time per sentence. Export again after lowering it: a server does not load a version
+# The most sentences of a batch. Larger requests are rejected. Larger batches need more memory and
+# save little time per sentence. After lowering it export again: a server does not load a version
 # whose warm-up requests are larger.
 max_batch_size {{ value: {most_sentences} }}
 
-# How long the first request waits for others, in microseconds. Not at all: requests that arrive
-# while the threads are busy wait anyway, and are merged. A longer wait delays single requests, and
-# gathers all waiting requests in one thread while the others have nothing to do.
+# How long a request waits for others, in microseconds: not at all. A free thread starts a request
+# at once; while all threads are busy, waiting requests are merged. A longer wait delays single
+# requests, and gathers in one thread what several threads could do.
 batch_timeout_micros {{ value: 0 }}
 
 # Batches that are translated at the same time: the number of cores, or of GPUs.
 num_batch_threads {{ value: 2 }}
 
-# Batches that may wait in the queue; further requests are rejected at once, and clients retry.
+# Batches that may wait. Further requests are rejected at once, and clients retry.
 max_enqueued_batches {{ value: 64 }}
 
 # Do not set pad_variable_length_inputs: no signature needs it, and with it a request of wrong rank
 # crashes the server. Without it the requests of its batch fail, and the package's client retries.
 """
 
-# For --model_config_file.
 _MODELS = """\
-# The path is where the docker image has this folder: -v <this folder>:/models/{name}
 model_config_list {{
   config {{
     name: "{name}"
-    base_path: "/models/{name}"
+    base_path: "/models/{name}"  # where serve.sh mounts this folder
     model_platform: "tensorflow"
-    # The highest version is served, as soon as it is here. To try version 2 on some requests while
-    # 1 serves the others: have version 1 alone served and labelled "stable", let all clients ask
-    # for that label (without one they get the highest version that is served), export version 2,
-    # and then serve both:
+    # The highest version is served, as soon as it is here. To serve two of them, the second one for
+    # clients that ask for the label "canary" (clients without a label get the highest version):
     # model_version_policy {{ specific {{ versions: 1 versions: 2 }} }}
     # version_labels {{ key: "stable" value: 1 }}
     # version_labels {{ key: "canary" value: 2 }}
@@ -75,13 +67,63 @@ model_config_list {{
 }}
 """
 
-# For --monitoring_config_file.
 _MONITORING = """\
-# Prometheus reads the metrics from the port of the REST API.
+# Metrics for Prometheus, at the port of the REST API.
 prometheus_config {
   enable: true
   path: "/monitoring/prometheus/metrics"
 }
+"""
+
+IMAGE = "tensorflow/serving:2.20.0"  # it starts the server with --port=8500 --rest_api_port=8501
+
+# The server's environment and flags, with the reason of each.
+SERVER_ENVIRONMENT = {
+    "TF_ENABLE_ONEDNN_OPTS=0": "On CPUs oneDNN keeps kernels for every shape: memory would grow.",
+    "GLIBC_TUNABLES=glibc.malloc.hugetlb=1": "Large pages of memory: a little faster.",
+}
+SERVER_FLAGS = {
+    "--model_config_file=/models/{name}/models.config": "Versions to serve, and their labels.",
+    "--model_config_file_poll_wait_seconds=60": "Reads that file again, so that edits take effect.",
+    "--allow_version_labels_for_unavailable_models": "Adds a version and its label in one edit.",
+    "--enable_batching": "Translates requests together that wait for a thread.",
+    "--batching_parameters_file=/models/{name}/batching_parameters.txt": "Sizes and threads of it.",
+    "--grpc_max_threads=128": "Requests over gRPC at once; by default 4 a core, more fail.",
+    "--rest_api_num_threads=128": "The same over REST.",
+    "--rest_api_timeout_in_ms=60000": "As long as clients wait by default; the server's is 30 s.",
+    "--monitoring_config_file=/models/{name}/monitoring.config": "Metrics for Prometheus.",
+}
+
+_SERVE = """\
+#!/usr/bin/env bash
+# Serves this folder with TensorFlow Serving: gRPC at port 8500, REST and metrics at 8501.
+#
+#   bash serve.sh            start the server; Ctrl-C ends it
+#   bash serve.sh --print    print its command
+#
+# Other arguments are further flags of the server. For GPUs set TF_ENABLE_ONEDNN_OPTS=1, and give
+# docker --gpus=all and the image {image}-gpu.
+set -euo pipefail
+
+folder=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+
+environment=(
+{environment}
+)
+flags=(
+{flags}
+)
+command=(
+  docker run --rm --init -p 8500:8500 -p 8501:8501 -v "$folder:/models/{name}:ro"
+  "${{environment[@]/#/--env=}}" {image} "${{flags[@]}}"
+)
+
+if [ "${{1-}}" = --print ]; then
+  printf '%q ' "${{command[@]}}" "${{@:2}}"
+  echo
+else
+  exec "${{command[@]}}" "$@"
+fi
 """
 
 
@@ -210,10 +252,15 @@ def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> N
     Raises:
         OSError: they cannot be written.
     """
+    environment, flags = (
+        "\n".join(f"  # {reason}\n  {value.format(name=name)}" for value, reason in each.items())
+        for each in (SERVER_ENVIRONMENT, SERVER_FLAGS)
+    )
     files = {
         BATCHING_FILE: _BATCHING.format(most_sentences=max(largest_batch, _MOST_SENTENCES)),
         _MODELS_FILE: _MODELS.format(name=name),
         "monitoring.config": _MONITORING,
+        "serve.sh": _SERVE.format(image=IMAGE, name=name, environment=environment, flags=flags),
     }
     for file, content in files.items():
         if not (folder / file).exists():

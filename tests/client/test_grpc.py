@@ -59,6 +59,18 @@ def test_addresses_of_a_name_take_turns(free_ports):
         assert [len(model.requests) for model in models] == [10, 10]
 
 
+def test_connections_that_the_server_ends_lose_no_request():
+    # As in examples/serving/kubernetes.yaml, for clients to find new servers.
+    ending = [("grpc.max_connection_age_ms", 100)]
+    with (
+        serve_grpc(upper_case_model(), options=ending) as address,
+        Client(address, batch_size=1, retries=0, timeout_s=20) as client,
+    ):
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            assert [row[0].text for row in client.translate(["a"] * 9)] == ["A"] * 9
+
+
 def test_names_of_this_machine_are_resolved_here_only():
     headers = {"authorization": "Bearer x"}
     with serve_grpc(upper_case_model()) as address:

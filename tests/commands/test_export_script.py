@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-_SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
+_SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "serve.sh"]
 
 
 def _names(folder):

@@ -26,8 +26,9 @@ def run_page(monkeypatch, call, capsys):
     """Runs the blocks of a page in this process, which has loaded TensorFlow already.
 
     `short` is flags for each training, and bounds translations, which then do not end by
-    themselves; `replace` is pairs of text and what replaces it; `serve` takes the line of a
-    `docker run`. A block whose first line is `# NAME.py` is saved under that name.
+    themselves; `replace` is pairs of text and what replaces it; `serve` takes the folder of an
+    export whose `serve.sh` a line runs. A block whose first line is `# NAME.py` is saved under that
+    name.
     """
     monkeypatch.setenv("PATH", f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     for name in ("TF_CONFIG", "KERAS_BACKEND"):  # what a page exports is not for later tests
@@ -61,8 +62,8 @@ def run_page(monkeypatch, call, capsys):
                 output = capsys.readouterr().out
 
     def run_line(line, short, serve):
-        if line.startswith("docker run "):
-            serve(line)
+        if started := re.fullmatch(r"bash (exports/\S+)/serve\.sh(?: +#.*)?", line):
+            serve(pathlib.Path(started[1]).resolve())
             return ""
         if request := re.fullmatch(r"curl (\S+) -d '(.*)'", line):
             url, body = request.groups()

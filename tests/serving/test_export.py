@@ -21,7 +21,7 @@ from keras_transformer.serving.model_folder import choose_version, read_model_ca
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory
 
-_SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"]
+_SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "serve.sh"]
 
 
 def _names(folder):

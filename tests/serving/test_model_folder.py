@@ -1,7 +1,9 @@
 """The server's configuration files in a model's folder, read by its own parsers."""
 
-import pathlib
+import os
 import re
+import shlex
+import subprocess
 
 import pytest
 from google.protobuf import (
@@ -15,6 +17,9 @@ from tensorflow_serving.config import model_server_config_pb2
 
 from keras_transformer.errors import InputError
 from keras_transformer.serving.model_folder import (
+    IMAGE,
+    SERVER_ENVIRONMENT,
+    SERVER_FLAGS,
     check_name,
     is_served,
     read_batching,
@@ -22,7 +27,6 @@ from keras_transformer.serving.model_folder import (
     write_server_files,
 )
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _INT64 = (_FIELD.TYPE_MESSAGE, ".google.protobuf.Int64Value")
 
@@ -117,24 +121,44 @@ def test_monitoring_is_enabled(folder):
     assert (config.enable, config.path) == (True, "/monitoring/prometheus/metrics")
 
 
+def test_script_prints_the_docker_command(folder):
+    done = subprocess.run(
+        ["bash", folder / "serve.sh", "--print", "--more"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    command = shlex.split(done.stdout)
+    image = command.index(IMAGE)
+    assert command[:2] == ["docker", "run"]
+    assert command[command.index("-v") + 1] == f"{folder}:/models/words:ro"
+    environment = [each.removeprefix("--env=") for each in command[:image] if "--env=" in each]
+    assert environment == list(SERVER_ENVIRONMENT)
+    flags = [flag.format(name="words") for flag in SERVER_FLAGS]
+    assert command[image + 1 :] == [*flags, "--more"]
+    files = re.findall(r"=/models/words/(\S+)", " ".join(flags))
+    assert files and all((folder / file).is_file() for file in files)
+
+
+def test_script_runs_the_command_that_it_prints(folder, tmp_path):
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\nprintf "%s\\n" docker "$@"\n')
+    docker.chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def output(*arguments):
+        return subprocess.run(
+            ["bash", folder / "serve.sh", *arguments],
+            env=environment, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    assert output("--more").splitlines() == shlex.split(output("--print", "--more"))
+
+
 def test_existing_files_are_kept(folder):
     (folder / "batching_parameters.txt").write_text("max_batch_size { value: 8 }\n")
     (folder / "models.config").unlink()
     write_server_files(folder, "others", largest_batch=8)
     assert (folder / "batching_parameters.txt").read_text() == "max_batch_size { value: 8 }\n"
     assert '"/models/others"' in (folder / "models.config").read_text()
-
-
-def test_documented_commands_are_the_readmes_with_more_flags():
-    # test_model_server.py starts servers with the README's.
-    pages = [_ROOT / "README.md", *(_ROOT / "docs").rglob("*.md")]
-    found = [
-        re.split(r"tensorflow/serving:\S+ ", line)[1]
-        for page in pages
-        for line in re.findall(r"^docker run .*$", page.read_text(), re.M)
-    ]
-    assert len(found) > 1
-    assert all(flags.startswith(found[0]) for flags in found)
 
 
 @pytest.mark.parametrize(

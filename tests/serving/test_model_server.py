@@ -7,7 +7,6 @@ the client works with an export, and proves nothing about the server.
 
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -19,12 +18,15 @@ import tensorflow as tf
 
 from keras_transformer.client import Client, ServingError
 from keras_transformer.results import text_input
-from keras_transformer.serving.model_folder import write_server_files
+from keras_transformer.serving.model_folder import (
+    SERVER_ENVIRONMENT,
+    SERVER_FLAGS,
+    write_server_files,
+)
 
 pytestmark = pytest.mark.slow
 
 STAND_IN = pathlib.Path(__file__).with_name("stand_in_server.py")
-README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
 START_S = 180
 SENTENCES = ["hello tree", "", "sun", "cat cat two house", "unknown words", "two"] * 5
 
@@ -43,29 +45,21 @@ def program(request):
     return [found]
 
 
-def readme_command():
-    """Gives the environment and the flags of the server in the README's docker command."""
-    (line,) = re.findall(r"^docker run .*$", README.read_text(), re.M)
-    flags = re.split(r"tensorflow/serving:\S+", line)[1].split()
-    environment = dict(each.split("=", 1) for each in re.findall(r" -e (\S+)", line))
-    return environment, flags
-
-
 @pytest.fixture(scope="module")
 def server(program, exported, free_ports, tmp_path_factory):
-    """A server of the exported model, started as the README has it; gives ports and folder."""
+    """A server of the exported model, started as its serve.sh does; gives ports and folder."""
     folder = tmp_path_factory.mktemp("server") / "mine"
     shutil.copytree(exported, folder / "1")
     write_server_files(folder, "translator", largest_batch=8)
     models = folder / "models.config"
     models.write_text(models.read_text().replace("/models/translator", str(folder)))
     ports = dict(zip(("grpc", "rest"), free_ports(2), strict=True))
-    environment, flags = readme_command()
+    environment = dict(each.split("=", 1) for each in SERVER_ENVIRONMENT)
     command = [
         *program,
         f"--port={ports['grpc']}",  # these two are the image's
         f"--rest_api_port={ports['rest']}",
-        *(flag.replace("/models/mine", str(folder)) for flag in flags),
+        *(flag.replace("/models/{name}", str(folder)) for flag in SERVER_FLAGS),
         "--file_system_poll_wait_seconds=1",
     ]
     log = folder.parent / "log"

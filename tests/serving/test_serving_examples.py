@@ -1,5 +1,6 @@
 """The files of examples/serving: ports, paths and flags are those that the package writes."""
 
+import copy
 import json
 import pathlib
 import re
@@ -7,19 +8,26 @@ import re
 import pytest
 import yaml
 
-from keras_transformer.serving.model_folder import read_batching, write_server_files
+from keras_transformer.serving.model_folder import (
+    IMAGE,
+    SERVER_ENVIRONMENT,
+    SERVER_FLAGS,
+    read_batching,
+    write_server_files,
+)
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FOLDER = _ROOT / "examples" / "serving"
-_NAME = "mine"
-_STATUS = f"/v1/models/{_NAME}"
+_NAME = "en-de"
+# An image has no files that change. The rest of the flags are those of serve.sh.
+_FLAGS = [flag.format(name=_NAME) for flag in SERVER_FLAGS if "poll_wait" not in flag]
 
 
 def read(name, kind=None):
     """Returns the only document of a file, or its only one of a kind."""
     documents = yaml.safe_load_all((_FOLDER / name).read_text())
-    (found,) = [each for each in documents if kind in (None, each.get("kind"))]
-    return found
+    (document,) = [each for each in documents if kind in (None, each.get("kind"))]
+    return document
 
 
 @pytest.fixture(scope="module")
@@ -34,25 +42,15 @@ def metrics_path(server_files):
     return re.search(r'path: "(.*)"', (server_files / "monitoring.config").read_text())[1]
 
 
-def test_image_has_the_documented_flags_and_files(server_files):
+def test_image_has_the_environment_and_flags_of_the_script():
     text = (_FOLDER / "Dockerfile").read_text()
-    flags = json.loads(re.search(r"^CMD (\[.*\])", text, re.M | re.S)[1].replace("\\\n", ""))
-    (line,) = re.findall(
-        r"^docker run .*$", (_ROOT / "docs" / "tutorials" / "serve.md").read_text(), re.M
-    )
-    image, *documented = line[line.index("tensorflow/serving:") :].split()
-    assert set(flags) <= set(documented)
-    only_for_folders_that_change = {"--model_config_file_poll_wait_seconds=60"}
-    assert set(documented) - set(flags) == only_for_folders_that_change
-    for path in re.findall(rf"=/models/{_NAME}/(\S+?)\"", text):
-        assert (server_files / path).is_file()
-    assert f'base_path: "/models/{_NAME}"' in (server_files / "models.config").read_text()
+    command = re.search(r"^CMD (\[.*\])", text, re.M | re.S)[1].replace("\\\n", "")
+    assert json.loads(command) == _FLAGS
+    assert f"ARG IMAGE={IMAGE}" in text
     assert f"COPY exports/{_NAME} /models/{_NAME}" in text
-    assert f"ARG IMAGE={image}" in text
-    for name, value in re.findall(r" -e (\w+)=(\S+)", line):
-        values = {"${ONEDNN}": re.search(r"^ARG ONEDNN=(.*)$", text, re.M)[1]}
-        (found,) = re.findall(rf"^ENV {name}=(.*)$", text, re.M)
-        assert values.get(found, found) == value
+    onednn = re.search(r"^ARG ONEDNN=(.*)$", text, re.M)[1]
+    environment = re.findall(r"^ENV (.*)$", text, re.M)
+    assert [each.replace("${ONEDNN}", onednn) for each in environment] == list(SERVER_ENVIRONMENT)
 
 
 def test_compose_serves_what_prometheus_reads(server_files, metrics_path):
@@ -75,6 +73,18 @@ def test_alerts_use_metrics_that_the_guide_names():
     assert read("prometheus.yml")["scrape_configs"][0]["job_name"] == group["name"]
 
 
+def test_requests_for_other_models_raise_no_alert():
+    (group,) = read("alerts.yml")["groups"]
+    (rule,) = [rule for rule in group["rules"] if rule["alert"] == "TranslatorErrors"]
+    counts = re.findall(r"request_count(?:\{(.*?)\})?\[", rule["expr"])
+    assert counts and all(f'model_name="{_NAME}"' in labels for labels in counts)
+    (scrape,) = read("prometheus.yml")["scrape_configs"]
+    (relabel,) = scrape["metric_relabel_configs"]
+    assert (relabel["source_labels"], relabel["action"]) == (["model_name"], "keep")
+    names = [_NAME, "", "invented", f"{_NAME}2"]  # empty: a metric without the label
+    assert [bool(re.fullmatch(relabel["regex"], name)) for name in names] == [1, 1, 0, 0]
+
+
 def test_kubernetes_probes_the_model_and_scales_its_deployment(metrics_path):
     deployment, service, scaler = (
         read("kubernetes.yaml", kind)
@@ -82,13 +92,39 @@ def test_kubernetes_probes_the_model_and_scales_its_deployment(metrics_path):
     )
     pod = deployment["spec"]["template"]
     (container,) = pod["spec"]["containers"]
+    *flags, connection_age = container["args"]
+    assert flags == _FLAGS
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert ports == {"grpc": 8500, "rest": 8501}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[probe]["httpGet"] == {"path": _STATUS, "port": "rest"}
+        assert container[probe]["httpGet"] == {"path": f"/v1/models/{_NAME}", "port": "rest"}
     assert pod["metadata"]["annotations"]["prometheus.io/path"] == metrics_path
     labels = pod["metadata"]["labels"]
-    assert deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert service["spec"]["selector"].items() <= labels.items()
     assert {each["targetPort"]: each["port"] for each in service["spec"]["ports"]} == ports
     target = scaler["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
+    # A pod that ends outlives its connections and the longest request.
+    (seconds,) = container["lifecycle"]["preStop"]["exec"]["command"][1:]
+    connection_s = int(connection_age.rpartition("=")[2]) / 1000
+    (timeout_ms,) = re.findall(r"rest_api_timeout_in_ms=(\d+)", " ".join(flags))
+    assert connection_s + int(timeout_ms) / 1000 <= int(seconds)
+    assert int(seconds) < pod["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_canary_is_the_deployment_with_another_image():
+    stable, canary = (read(name, "Deployment") for name in ("kubernetes.yaml", "canary.yaml"))
+    service = read("kubernetes.yaml", "Service")
+    labels = canary["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert labels == canary["spec"]["selector"]["matchLabels"] == canary["metadata"]["labels"]
+    assert labels != stable["spec"]["selector"]["matchLabels"]
+    expected = copy.deepcopy(stable)
+    expected["metadata"] = {"name": "translator-canary", "labels": labels}
+    expected["spec"]["replicas"] = 1
+    expected["spec"]["selector"]["matchLabels"] = labels
+    expected["spec"]["template"]["metadata"]["labels"] = labels
+    image = canary["spec"]["template"]["spec"]["containers"][0]["image"]
+    expected["spec"]["template"]["spec"]["containers"][0]["image"] = image
+    assert canary == expected
