@@ -11,7 +11,7 @@ import abc
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ from typing_extensions import Self
 
 from keras_transformer.config import PAD_ID, ModelConfig
 from keras_transformer.decoding import DecodingState, Tensor
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, check_backend
 from keras_transformer.files import write_atomically
 from keras_transformer.layers import TokenEmbedding
 from keras_transformer.layers.base import (
@@ -36,6 +36,9 @@ from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masks import padding_mask, predicting_mask
 from keras_transformer.models.train_step import TokenWeightedModel
 from keras_transformer.objectives import check_batch, check_padded
+
+if TYPE_CHECKING:  # search needs TensorFlow
+    from keras_transformer.search import Hypotheses
 
 
 class Seq2SeqModel(TokenWeightedModel, abc.ABC):
@@ -60,7 +63,10 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         source_dropout, target_dropout: for the inputs of encoder and decoder.
         projection: a `Dense` layer without bias, or None if the target embedding projects.
         output_bias: [V], or None.
+        generation: the graphs of `generate`, in a namespace, which Keras does not save.
     """
+
+    generation: Any = None
 
     def __init__(self, config: ModelConfig, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)  # which would round token ids
@@ -251,6 +257,53 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     @abc.abstractmethod
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Reads one more target token of each hypothesis; see `TranslationModel.step`."""
+
+    def generate(
+        self,
+        source: Any,
+        *,
+        method: Literal["beam", "sampling"] = "beam",
+        num_translations: int = 1,
+        max_length: int | None = None,
+        constraints: Sequence[Any] = (),
+        **options: Any,
+    ) -> "Hypotheses":
+        """Generates target ids from source ids, with TensorFlow; `Translator` takes text.
+
+        The first call, and each call with constraints, traces a graph. Changed weights count.
+
+        Args:
+            source: ids [B, S] as for `fit`: each row ends with EOS, then PAD.
+            method: "beam" or "sampling".
+            num_translations: hypotheses of each row, N.
+            max_length: the most tokens before EOS; None means 50 more than the row has.
+            constraints: see `Constraint`.
+            **options: of `beam_search`, such as `beam_size` and `length_penalty`, or of `sample`,
+                such as `temperature` and `seed`.
+
+        Returns:
+            The hypotheses, best first: `ids` [B, N, L] without BOS, each with EOS, then PAD, and
+            `scores` and `lengths` [B, N].
+
+        Raises:
+            InputError: `source` is not a matrix of ids of the vocabulary, an option is out of
+                range, or Keras runs on another backend.
+
+        Example:
+            >>> best = model.generate([[7, 12, 5, 3]], beam_size=4).ids[:, 0]  # [B, L]
+        """
+        check_backend()
+        from keras_transformer.models.generation import generate
+
+        return generate(
+            self,
+            source,
+            method=method,
+            num_translations=num_translations,
+            max_length=max_length,
+            constraints=constraints,
+            **options,
+        )
 
     @abc.abstractmethod
     def count_flops(self, source_length: Any, target_length: Any) -> Any:

@@ -1,0 +1,132 @@
+"""`Seq2SeqModel.generate`: the same as the search by hand, with graphs that are kept."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from model_cases import CONFIGS, SOURCE, VARIANTS, random_model
+
+from keras_transformer.errors import InputError
+from keras_transformer.search import BannedPhrases, MinLength, beam_search, sample, sentence_seeds
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model(CONFIGS["transformer"])
+
+
+def searched(model, source, max_length=6, **options):
+    """The hypotheses of the search that `generate` replaces."""
+    return beam_search(
+        model.step,
+        model.encode(tf.constant(source), num_hypotheses=options.get("beam_size", 4)),
+        bos_ids=tf.fill([len(source)], 2),
+        max_lengths=tf.fill([len(source)], max_length),
+        **options,
+    )
+
+
+def assert_equal(result, expected):
+    np.testing.assert_array_equal(result.ids, expected.ids)
+    np.testing.assert_allclose(result.scores, expected.scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_equals_beam_search(name):
+    model = random_model(CONFIGS[name])
+    options = dict(beam_size=3, num_translations=2, length_penalty=0.9)
+    result = model.generate(SOURCE, max_length=6, **options)
+    assert_equal(result, searched(model, SOURCE, **options))
+
+
+def test_longest_output_has_50_tokens_more_than_its_source(model):
+    result = model.generate(SOURCE, constraints=[MinLength(tf.constant(99))])
+    assert result.lengths[:, 0].numpy().tolist() == [4 + 50 + 1, 1 + 50 + 1, 3 + 50 + 1]
+
+
+def test_equals_sampling(model):
+    options = dict(temperature=1.5, num_translations=3)
+    result = model.generate(SOURCE, method="sampling", max_length=5, seed=7, **options)
+    expected = sample(
+        model.step,
+        model.encode(tf.constant(SOURCE), num_hypotheses=3),
+        bos_ids=tf.fill([3], 2),
+        max_lengths=tf.fill([3], 5),
+        seed=sentence_seeds(7, tf.constant(SOURCE)),
+        **options,
+    )
+    assert_equal(result, expected)
+
+
+def test_takes_lists_and_arrays_of_any_shape_and_traces_once(model):
+    model.generation = None
+    whole = model.generate(SOURCE, max_length=6)
+    graph = next(iter(model.generation.graphs.values()))
+    for rows in (SOURCE[1:2, :2].tolist(), SOURCE[1:2].astype("int64"), tf.constant(SOURCE[1:2])):
+        ids = model.generate(rows, max_length=6).ids.numpy()
+        np.testing.assert_array_equal(ids[0, 0], whole.ids[1, 0, : ids.shape[2]])
+    assert model.generate(np.zeros((0, 4), "int32"), max_length=6).ids.shape[:2] == (0, 1)
+    assert graph.experimental_get_tracing_count() == 1
+
+
+def test_constraints_of_each_call_apply(model):
+    (best,) = model.generate(SOURCE[:1], max_length=1).ids[0, 0, :1].numpy().tolist()
+    banned = BannedPhrases(tf.constant([[[best]]]))
+    for _ in range(2):
+        constrained = model.generate(SOURCE[:1], max_length=1, constraints=[banned]).ids
+        assert constrained[0, 0, 0] != best
+        assert model.generate(SOURCE[:1], max_length=1).ids[0, 0, 0] == best
+
+
+def negate(model):
+    model.set_weights([-weights for weights in model.get_weights()])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change", [negate, lambda model: model.enable_lora(2), lambda model: model.quantize("int8")],
+    ids=["weights", "lora", "quantization"],
+)  # fmt: skip
+def test_follows_changes_of_the_model(change):
+    model = random_model(CONFIGS["transformer"])
+    model.generate(SOURCE, max_length=6)
+    change(model)
+    assert_equal(model.generate(SOURCE, max_length=6), searched(model, SOURCE))
+    model.trainable_weights[-1].assign_add(model.trainable_weights[-1] + 0.5)
+    assert_equal(model.generate(SOURCE, max_length=6), searched(model, SOURCE))
+
+
+@pytest.mark.slow
+def test_copies_and_files_of_a_model_generate_for_themselves(model, tmp_path):
+    expected = model.generate(SOURCE, max_length=6)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert_equal(loaded.generate(SOURCE, max_length=6), expected)
+    twin = copy.deepcopy(model)
+    negate(twin)
+    assert_equal(twin.generate(SOURCE, max_length=6), searched(twin, SOURCE))
+    assert_equal(model.generate(SOURCE, max_length=6), expected)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (["a red cat"], {}, "takes text"),
+        ([5, 3], {}, r"ids \[B, S\], got int32 of shape \(2,\)"),
+        (np.array([5, 3]), {}, r"one sequence is ids\[None\]"),
+        ([[5.0, 3.0]], {}, "got float32"),
+        ([[99, 3]], {}, "outside of the vocabulary"),
+        (SOURCE, {"num_translations": 9}, "raise beam_size"),
+        (SOURCE, {"method": "greedy"}, "method must be one of"),
+    ],
+)
+def test_other_inputs_are_rejected(model, source, options, message):
+    with pytest.raises(InputError, match=message):
+        model.generate(source, **options)
+
+
+def test_sources_without_eos_get_a_warning(model):
+    with pytest.warns(UserWarning, match=r"no row of source has EOS \(3\)"):
+        model.generate([[5, 6]])
