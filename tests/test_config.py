@@ -112,11 +112,14 @@ def test_paths_get_the_home_folder_and_must_be_on_this_machine(monkeypatch):
         data.replace(vocabulary="s3://bucket/v")
 
 
-_VALUES = [True, 1, 0.5, float("nan"), "no", None, ("a",), ["a"], (1,), np.int64(1), object()]
+_VALUES = [
+    True, 1, 0.5, float("nan"), "no", None, ("a",), ["a"], (1,), object(),
+    np.int64(1), np.float32(0.5), np.float64("nan"), np.bool_(True),
+]  # fmt: skip
 _FITTING = {  # the values above that a field of a type takes
-    "bool": [0],
-    "int": [1],
-    "float": [1, 2],
+    "bool": [0, 13],
+    "int": [1, 10],
+    "float": [1, 2, 10, 11],
     "str": [4],
     "tuple[str, ...]": [6, 7],  # lists are what JSON has
 }
@@ -132,11 +135,31 @@ def test_fields_take_values_of_their_type_only(annotation):
     )
     for number, value in enumerate(_VALUES):
         if number in _FITTING[annotation.removesuffix(" | None")] or (value is None and optional):
-            assert kind(value).field == (tuple(value) if isinstance(value, list) else value)
+            field = kind(value).field
+            assert field == (tuple(value) if isinstance(value, list) else value)
+            assert type(field) in (bool, int, float, str, tuple, type(None))
         else:
             with pytest.raises(InputError, match=r"^field must be .*, got ") as caught:
                 kind(value)
             assert "\n" not in str(caught.value)
+
+
+def test_types_are_read_in_modules_with_future_annotations(tmp_path, monkeypatch):
+    (tmp_path / "annotated.py").write_text(
+        "from __future__ import annotations\n"
+        "import dataclasses\n"
+        "from keras_transformer.config import JsonConfig, option\n"
+        "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
+        "class Annotated(JsonConfig):\n"
+        "    size: int | None = option(None, 'A size.', minimum=1)\n"
+        "    words: tuple[str, ...] = option((), 'Words.')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    from annotated import Annotated
+
+    assert Annotated(size=3, words=["a"]).words == ("a",)
+    with pytest.raises(InputError, match="size must be a whole number, got 'three'"):
+        Annotated(size="three")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,6 +206,18 @@ ERRORS = {
         (dict(num_heads=3), "model_dim 512 is not divisible by num_heads 3"),
         (dict(model_dim=15, num_heads=5), "model_dim must be even for sinusoidal pos.*, got 15"),
         (dict(target_vocabulary_size=20), "share_embeddings 'all' needs one vocabulary"),
+        (dict(max_relative_distance=8), "max_relative_distance .* sinusoidal; .* to relative$"),
+        (dict(max_positions=99), "max_positions cannot be combined with positions sinusoidal"),
+        (dict(share_positions=False), "share_positions cannot be .* sinusoidal; .* to learned$"),
+        (dict(positions="rotary", first_position=1), "first_position cannot be combined with pos"),
+        (dict(positions="relative", max_position_offset=9), "max_position_offset cannot be combin"),
+    ],
+    UniversalConfig: [
+        (dict(adaptive_steps=False, halting_bias=0.5), "halting_bias .* adaptive_steps False; rem"),
+        (dict(adaptive_steps=False, ponder_weight=0.1), "ponder_weight cannot be combined with ad"),
+    ],
+    RecurrentConfig: [
+        (dict(attention_type="dot", attention_dim=9), "attention_dim .* dot; .* to additive$"),
     ],
     DataConfig: [
         (dict(train_source=None, train_target=None), "no training data: give train_source and"),
@@ -199,9 +234,10 @@ ERRORS = {
         (dict(test_target="a"), "test_source and test_target must be given together"),
         (dict(dev_source="a,b", dev_target="c"), "dev_source and dev_target must name the same"),
         (dict(dev_source="a", dev_target="b", dev_file="c"), "dev_file cannot be combined"),
-        (dict(target_vocabulary="a"), "target_vocabulary needs vocabulary, that of"),
-        (dict(vocabulary="a", target_level="word"), "vocabulary .* source has bpe and .* word"),
-        (dict(reverse=True), "reverse needs a dataset; with files, swap"),
+        (dict(target_vocabulary="a"), "target_vocabulary has no effect without vocabulary; give"),
+        (dict(vocabulary="a", target_level="word"), "target_level cannot .* vocabulary a; remove"),
+        (dict(vocabulary="a", vocabulary_size=9), "vocabulary_size cannot .* vocabulary a; remove"),
+        (dict(reverse=True), "reverse has no effect without dataset; give dataset too, or remove"),
     ],
     TrainingConfig: [
         (dict(precision="float16"), "precision must be one of float32, mixed_bfloat16, "),
@@ -214,6 +250,10 @@ ERRORS = {
         (
             dict(schedule="cosine", warmup_steps=9, train_steps=9),
             "schedule cosine needs steps after its warm-up, but warmup_steps is 9 of 9",
+        ),
+        (
+            dict(stop_patience=5),
+            "stop_patience has no effect without stop_metric; give stop_metric",
         ),
         (dict(optimizer="adamw"), "optimizer adamw needs weight_decay above 0, for example"),
         (dict(schedule="inverse_sqrt"), "schedule inverse_sqrt needs learning_rate, its peak"),
@@ -237,6 +277,14 @@ def test_mistakes_are_one_clear_line(kind, changes, message):
     with pytest.raises(InputError, match=f"^{message}") as caught:
         kind(**valid | changes)
     assert "\n" not in str(caught.value)
+
+
+def test_options_without_effect_are_reset_beside_a_change():
+    training = TrainingConfig(stop_metric="bleu", stop_patience=5)
+    assert training.replace(stop_metric=None) == TrainingConfig()
+    assert SearchConfig(early_stop="first").replace(method="sampling").early_stop == "exact"
+    with pytest.raises(InputError, match=r"^stop_patience has no effect without"):
+        training.replace(stop_metric=None, stop_patience=3)
 
 
 @pytest.mark.parametrize(

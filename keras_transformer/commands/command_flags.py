@@ -2,10 +2,9 @@
 
 import dataclasses
 import difflib
-import re
 import textwrap
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -19,6 +18,7 @@ from keras_transformer.config import (
     TrainingConfig,
     architectures,
 )
+from keras_transformer.config.options import field_types
 from keras_transformer.errors import InputError
 from keras_transformer.files import local_paths
 from keras_transformer.tasks import Task, get_task, registered_tasks
@@ -28,6 +28,7 @@ flags.disclaim_key_flags()  # these are flags of the command that defines them t
 _HEADINGS = {DataConfig: "Data", TrainingConfig: "Training", SearchConfig: "Search"}
 # The flags under each heading of --help, in the order of their definition.
 _groups: dict[str, dict[str, None]] = {}
+_required: list["flags.Flag[Any]"] = []
 
 
 def define_flags(
@@ -42,25 +43,29 @@ def define_flags(
         names: the fields to define. Default: all.
         presets: named values, whose defaults the help texts list.
     """
+    types = field_types(config)
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
         if names is not None and field.name not in names:
             continue
         help_text = field.metadata.get("help", "") + _default_help(field, presets or {})
-        kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
-        if typing.get_origin(field.type) is typing.Literal:
-            flags.DEFINE_enum(field.name, None, kinds, help_text)
-        elif bool in (field.type, *kinds):
-            flags.DEFINE_boolean(field.name, None, help_text)
-        elif int in (field.type, *kinds):
-            flags.DEFINE_integer(field.name, None, help_text)
-        elif float in (field.type, *kinds):
-            flags.DEFINE_float(field.name, None, help_text)
-        elif typing.get_origin(field.type) is tuple:
+        may_be_none = type(None) in typing.get_args(types[field.name])
+        kind = typing.get_args(types[field.name])[0] if may_be_none else types[field.name]
+        if typing.get_origin(kind) is typing.Literal:
+            flags.DEFINE_enum(field.name, None, typing.get_args(kind), help_text)
+        elif typing.get_origin(kind) is tuple:
             flags.DEFINE_multi_string(field.name, None, help_text)
+        elif kind is bool:
+            flags.DEFINE_boolean(field.name, None, help_text)
+        elif kind is int:
+            flags.DEFINE_integer(field.name, None, help_text)
+        elif kind is float:
+            flags.DEFINE_float(field.name, None, help_text)
         elif field.metadata.get("is_path"):
             define_path(field.name, None, help_text)
         else:
             flags.DEFINE_string(field.name, None, help_text)
+        flag = flags.FLAGS[field.name]
+        flag.parser = _FlagParser(flag, may_be_none=may_be_none)
         if heading := _heading(config, field.name):
             _groups.setdefault(heading, {})[field.name] = None
 
@@ -93,13 +98,20 @@ def _default_help(field: dataclasses.Field[Any], presets: Mapping[str, Mapping[s
     return f" Default: {field.default}."
 
 
-def define_path(name: str, default: str | None, help: str, **options: Any) -> Any:
+def define_path(name: str, default: str | None, help: str, *, required: bool = False) -> Any:
     """Defines a flag for a path of this machine, or several separated by commas.
 
     Takes the arguments of `flags.DEFINE_string` and returns the same holder.
     """
     serializer: flags.ArgumentSerializer[str] = flags.ArgumentSerializer()
-    return flags.DEFINE(_PathParser(), name, default, help, serializer=serializer, **options)
+    holder = flags.DEFINE(_PathParser(), name, default, help, serializer=serializer)
+    return require(holder) if required else holder
+
+
+def require(holder: "flags.FlagHolder[Any]") -> Any:
+    """Makes a flag one that must be given."""
+    _required.append(flags.FLAGS[holder.name])
+    return holder
 
 
 class _PathParser(flags.ArgumentParser[str]):
@@ -107,6 +119,35 @@ class _PathParser(flags.ArgumentParser[str]):
 
     def parse(self, argument: str) -> str:
         return local_paths(argument)
+
+
+class _FlagParser(flags.ArgumentParser[Any]):
+    """The parser of a flag, with errors that name the flag, what it takes and what it got.
+
+    Attributes:
+        enum_values: the choices of the flag, if it has any.
+    """
+
+    def __init__(self, flag: "flags.Flag[Any]", *, may_be_none: bool = False) -> None:
+        self._name, self._parser = flag.name, flag.parser
+        self._may_be_none = may_be_none  # whether "none" unsets the option
+        self.syntactic_help = "true or false" if flag.boolean else flag.parser.syntactic_help
+        self.enum_values: Sequence[str] | None = getattr(flag.parser, "enum_values", None)
+
+    def parse(self, argument: Any) -> Any:
+        if self._may_be_none and argument == "none":
+            return None
+        try:
+            return self._parser.parse(argument)
+        except InputError as error:
+            raise InputError(f"--{self._name}: {error}") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            choices = self.enum_values and f"one of {', '.join(self.enum_values)}"
+            expected = choices or self.syntactic_help  # such as "a positive integer"
+            raise InputError(f"--{self._name} must be {expected}, got {argument!r}") from error
+
+    def flag_type(self) -> str:
+        return self._parser.flag_type()
 
 
 def define_task_options() -> None:
@@ -138,7 +179,8 @@ def define_checkpoint_flag() -> "flags.FlagHolder[str]":
 
 def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
     """Returns the fields of a configuration that were given as flags."""
-    return config.given(flags.FLAGS.flag_values_dict())
+    names = [name for name in config.fields_with() if name in flags.FLAGS]
+    return {name: flags.FLAGS[name].value for name in names if flags.FLAGS[name].present}
 
 
 def flag_values(module: str, without: Collection[str]) -> dict[str, Any]:
@@ -214,6 +256,10 @@ def parse_flags(argv: list[str]) -> list[str]:
     Raises:
         InputError: a flag is unknown, missing, empty or has a wrong value.
     """
+    for name in flags.FLAGS:
+        flag = flags.FLAGS[name]
+        if not isinstance(flag.parser, _FlagParser):
+            flag.parser = _FlagParser(flag)
     try:
         arguments = flags.FLAGS(argv)[1:]
     except flags.Error as error:
@@ -222,25 +268,17 @@ def parse_flags(argv: list[str]) -> list[str]:
         is_empty = flags.FLAGS[name].present and flags.FLAGS[name].value == ""
         if is_empty and name != "compile_cache":  # as in an unset variable; an empty cache is off
             raise InputError(f"--{name} is empty; give it a value, or remove it")
+    flags_here = [flags.FLAGS[name] for name in flags.FLAGS]
+    if missing := [f"--{each.name}" for each in _required if each in flags_here and not each.value]:
+        raise InputError(f"{' and '.join(missing)} must be given; --help lists the flags")
     return arguments
 
 
 def _explain(error: "flags.Error") -> str:
-    """Returns an error of absl in plain words: which flag, what it takes, what it got."""
+    """Returns an error of absl in plain words."""
     if isinstance(error, flags.UnrecognizedFlagError):
         close = difflib.get_close_matches(error.flagname, flags.FLAGS, 1)
         return f"unknown flag --{error.flagname}" + "".join(f"; did you mean --{x}?" for x in close)
-    # Neither the flags that are missing nor the one that is wrong are attributes of the exception.
-    if missing := re.findall(r"Flag (--\w+) must have a value other than None", str(error)):
-        return f"{' and '.join(missing)} must be given"
-    if wrong := re.match(r"flag --(\w+)=(.*?): ", str(error), re.S):
-        name, value = wrong.groups()
-        if isinstance(error.__context__, InputError):  # of a parser of this package
-            return f"--{name}: {error.__context__}"
-        flag = flags.FLAGS[name]
-        if choices := getattr(flag.parser, "enum_values", None):
-            expected = f"one of {', '.join(choices)}"
-        else:  # for example "a positive integer"
-            expected = "true or false" if flag.boolean else flag.parser.syntactic_help
-        return f"--{name} must be {expected}, got {value!r}"
+    if isinstance(error.__context__, InputError):  # of a parser
+        return str(error.__context__)
     return "; ".join(line.strip(" .") for line in str(error).splitlines() if line)

@@ -94,24 +94,28 @@ def run_command(name: str, argv: list[str], example: str) -> None:
 
 
 def _with_flag_files(arguments: list[str]) -> list[str]:
-    """Returns arguments with the flags in the files of --flagfile before all others.
+    """Returns the arguments with the flags of a file instead of each --flagfile.
 
-    Of a flag that is given twice the last counts: the command's own.
+    Of a flag that is given twice the last counts.
     """
-    files: list[str] = []
-    others = list(arguments)
-    for number in reversed(range(len(others))):
-        if others[number].startswith(("--flagfile=", "-flagfile=")):
-            files.insert(0, others.pop(number))
-        elif others[number] in ("--flagfile", "-flagfile"):
-            files[:0] = others[number : number + 2]
-            del others[number : number + 2]
-    try:
-        found: list[str] = flags.FLAGS.read_flags_from_files(files + others, force_gnu=False)
-    except flags.Error as error:
-        cause = getattr(error.__context__, "strerror", None) or error
-        raise InputError(f"--flagfile cannot be read: {cause}; give a file of flags") from error
-    return found
+    expanded: list[str] = []
+    remaining = iter(arguments)
+    for argument in remaining:
+        name, has_path, path = argument.partition("=")
+        if name not in ("--flagfile", "-flagfile"):
+            expanded.append(argument)
+            continue
+        path = path if has_path else next(remaining, "")
+        try:
+            text = local_path(path).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            cause = getattr(error, "strerror", None) or "it is not UTF-8"
+            raise InputError(
+                f"--flagfile={path} cannot be read: {cause}; give a text file of flags"
+            ) from error
+        lines = (line.strip() for line in text.splitlines())
+        expanded += (line for line in lines if line and not line.startswith(("#", "//")))
+    return expanded
 
 
 def _user_module(argv: list[str]) -> str | None:

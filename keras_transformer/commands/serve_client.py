@@ -22,12 +22,13 @@ from keras_transformer.files import iterate_lines
 if TYPE_CHECKING:
     from keras_transformer.client import Client
 
-_SERVER = flags.DEFINE_string(
-    "server",
-    None,
-    "host:port of the model server. Over gRPC, dns:///host:port uses all addresses of the host in "
-    "turn.",
-    required=True,
+_SERVER = command_flags.require(
+    flags.DEFINE_string(
+        "server",
+        None,
+        "host:port of the model server. Over gRPC, dns:///host:port uses all addresses of the host "
+        "in turn.",
+    )
 )
 _PROTOCOL = flags.DEFINE_enum("protocol", "grpc", ["grpc", "rest"], "The protocol of this port.")
 _MODEL = flags.DEFINE_string("model", "translator", "The model's name on the server.")
@@ -117,9 +118,7 @@ def main(arguments: list[str]) -> None:
 def _identity(client: "Client", search: dict[str, Any]) -> dict[str, Any]:
     """Returns what the output depends on beside the input: flags, and versions of the model."""
     same_output = [*_OF_CONNECTION, "output", "restart"]
-    if search.keys().isdisjoint(
-        SearchConfig.fields_with(method="sampling")
-    ):  # samples may depend on the batch
+    if search.keys().isdisjoint(SearchConfig.unused_by("beam")):  # samples may depend on the batch
         same_output.append("batch_size")
     identity = command_flags.flag_values(__name__, without=same_output)
     if _VERSION.value is None:

@@ -7,8 +7,9 @@
     keras-transformer train --run_dir=runs/tuned --start_from=runs/opus \\
         --train_source=legal.en --train_target=legal.de
 
-An existing run is resumed; given flags replace its settings, unless they would change what it has
-been trained for. Numbers such as 5.4 in the help of flags are sections of Vaswani et al. 2017.
+An existing run is resumed; flags replace its settings, unless they would change what it has been
+trained for. The value none unsets an option that may be unset, as in --stop_metric=none. Numbers
+such as 5.4 in the help of flags are sections of Vaswani et al. 2017.
 """
 
 import signal
@@ -52,7 +53,8 @@ _PRINT_FLAGS = flags.DEFINE_boolean(
     False,
     "Print the settings of the run, or of a new one, as flags and exit: all but --run_dir, flags "
     "of the machine and the vocabulary, which another run learns anew. A file of them can be "
-    "given to train another run, as in --flagfile=mine.flags --seed=2; a flag beside it wins.",
+    "given to train another run, as in --flagfile=mine.flags --seed=2; of a flag that is given "
+    "twice the last counts.",
 )
 _STRATEGY = flags.DEFINE_enum(
     "strategy",

@@ -13,6 +13,7 @@ Normalization = Literal["nfc", "nfkc", "identity"]
 DEFAULT_VOCABULARY_SIZE = 8000
 LEAST_COVERAGE = 0.98  # of SentencePiece
 EXTEND = "extend"  # a value of `DataConfig.vocabulary`
+_LEARNED = {"vocabulary": (None, EXTEND)}  # what only a vocabulary that is learned needs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class DataConfig(JsonConfig):
         "TensorFlow Datasets translation sets, separated by commas, for example "
         "wmt14_translate/de-en; number_names/en-de needs no download.",
     )
-    reverse: bool = option(False, "Swap source and target of the data sets.")
+    reverse: bool = option(False, "Swap source and target of the data sets.", needs={"dataset": ()})
     train_source: str | None = option(
         None,
         "Training text, one sentence per line, plain, .gz, .bz2 or .xz; separate several files by "
@@ -85,7 +86,11 @@ class DataConfig(JsonConfig):
         of_vocabulary=True,
     )
     target_vocabulary: str | None = option(
-        None, "SentencePiece model of the target.", is_path=True, of_vocabulary=True
+        None,
+        "SentencePiece model of the target.",
+        is_path=True,
+        of_vocabulary=True,
+        needs={"vocabulary": ()},
     )
     add_tokens: str | None = option(
         None,
@@ -99,20 +104,26 @@ class DataConfig(JsonConfig):
         "these are fewer.",
         minimum=1,
         of_vocabulary=True,
+        needs=_LEARNED,
     )
     vocabulary_kind: VocabularyKind = option(
         "bpe",
         "Kind of tokens: byte-pair or unigram pieces, characters, or words.",
         of_vocabulary=True,
+        needs=_LEARNED,
     )
     source_level: VocabularyKind | None = option(
-        None, "Kind of tokens of the source. Default: vocabulary_kind.", of_vocabulary=True
+        None,
+        "Kind of tokens of the source. Default: vocabulary_kind.",
+        of_vocabulary=True,
+        needs=_LEARNED,
     )
     target_level: VocabularyKind | None = option(
         None,
         "Kind of tokens of the target. Sides that differ get one vocabulary each. Default: "
         "vocabulary_kind.",
         of_vocabulary=True,
+        needs=_LEARNED,
     )
     vocabulary_normalization: Normalization = option(
         "nfc",
@@ -121,6 +132,7 @@ class DataConfig(JsonConfig):
         "other compatible characters, no-break spaces and Persian's non-joiner, which the model "
         "can then never write. All join repeated spaces.",
         of_vocabulary=True,
+        needs=_LEARNED,
     )
     character_coverage: float = option(
         1.0,
@@ -129,11 +141,13 @@ class DataConfig(JsonConfig):
         minimum=LEAST_COVERAGE,
         maximum=1,
         of_vocabulary=True,
+        needs=_LEARNED,
     )
     byte_fallback: bool = option(
         False,
         "Spell unknown characters as UTF-8 bytes; adds 256 tokens to a learned vocabulary.",
         of_vocabulary=True,
+        needs=_LEARNED,
     )
     share_vocabulary: bool = option(
         True, "Learn one vocabulary for both sides.", of_vocabulary=True
@@ -173,10 +187,6 @@ class DataConfig(JsonConfig):
                 "no training data: give train_source and train_target, train_file or dataset"
             )
         self._check_mix_weights()
-        if self.reverse and self.dataset is None:
-            raise InputError(
-                "reverse needs a dataset; with files, swap train_source and train_target"
-            )
         for split in ("dev", "test"):
             names = (f"{split}_source", f"{split}_target")
             if sum(getattr(self, name) is None for name in names) == 1:
@@ -197,18 +207,6 @@ class DataConfig(JsonConfig):
         if self.subword_sampling and not any(self.has_subwords):
             raise InputError(
                 f"subword_sampling needs vocabulary_kind bpe or unigram, got {self.vocabulary_kind}"
-            )
-        if self.vocabulary is None:
-            if self.target_vocabulary is not None:
-                raise InputError("target_vocabulary needs vocabulary, that of the source, too")
-        elif (
-            self.vocabulary != EXTEND
-            and self.target_vocabulary is None
-            and len(set(self.kinds)) > 1
-        ):
-            raise InputError(
-                f"vocabulary serves one kind of tokens, but the source has {self.kinds[0]} and the "
-                f"target {self.kinds[1]} tokens; give target_vocabulary too"
             )
 
     @property

@@ -199,6 +199,7 @@ def _own_presets(config: type[ModelConfig]) -> Mapping[str, Preset]:
 
 
 Positions = Literal["sinusoidal", "concatenated", "halves", "learned", "relative", "rotary"]
+_ABSOLUTE = ("sinusoidal", "concatenated", "halves", "learned")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,15 +249,26 @@ class TransformerLayersConfig(ModelConfig):
         '2018) and "rotary" (Su et al. 2021) give distances to self-attention instead.',
     )
     max_relative_distance: int = option(
-        16, "Largest distance that relative positions tell apart.", minimum=1
+        16,
+        "Largest distance that relative positions distinguish.",
+        minimum=1,
+        needs={"positions": ("relative",)},
     )
-    first_position: int = option(0, "Number of the first position.", minimum=0)
-    max_positions: int = option(1024, "Rows of the table of learned positions.", minimum=1)
+    first_position: int = option(
+        0, "Number of the first position.", minimum=0, needs={"positions": _ABSOLUTE}
+    )
+    max_positions: int = option(
+        1024,
+        "Rows of the table of learned positions.",
+        minimum=1,
+        needs={"positions": ("learned",)},
+    )
     max_position_offset: int = option(
         0,
         "In training, count positions from a random number up to this, so that the model sees "
         "positions beyond its sentences.",
         minimum=0,
+        needs={"positions": _ABSOLUTE},
     )
     attention_bias: bool = option(
         False, "Give the projections of attention a bias; the paper has none."
@@ -272,11 +284,6 @@ class TransformerLayersConfig(ModelConfig):
         if self.model_dim % 2 and self.positions in ("sinusoidal", "concatenated", "halves"):
             raise InputError(
                 f"model_dim must be even for {self.positions} positions, got {self.model_dim}"
-            )
-        if self.max_position_offset and self.attention_positions is not None:
-            raise InputError(
-                f"max_position_offset cannot be combined with {self.positions} positions, which "
-                "are distances; remove it"
             )
         furthest = self.first_position + self.max_position_offset
         if self.positions == "learned" and furthest >= self.max_positions:
@@ -328,6 +335,7 @@ class TransformerConfig(TransformerLayersConfig):
         True,
         "Let encoder and decoder share the table of learned positions; otherwise each has its own, "
         "as in fairseq.",
+        needs={"positions": ("learned",)},
     )
     source_eos: bool = option(True, "Let the encoder read the EOS that ends each source.")
     encoder_attention_window: int | None = option(
@@ -343,13 +351,6 @@ class TransformerConfig(TransformerLayersConfig):
         minimum=1,
         is_odd=True,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.share_positions and self.positions != "learned":
-            raise InputError(
-                f"share_positions False needs positions learned, got {self.positions}; remove it"
-            )
 
 
 # The form and size of a Universal Transformer.
@@ -389,18 +390,25 @@ class UniversalConfig(TransformerLayersConfig):
         '(Graves 2016, eq. 13; "accumulated" in tensor2tensor); "blend" interpolates step by '
         'step, with weights that sum to less (listing of Dehghani et al. 2019; "basic" in '
         "tensor2tensor).",
+        needs={"adaptive_steps": (True,)},
     )
     halting_epsilon: float = option(
         0.01,
         "A token halts once its halting probabilities sum to more than 1 - epsilon.",
         above=0,
         below=1,
+        needs={"adaptive_steps": (True,)},
     )
-    halting_bias: float = option(1.0, "Initial bias of the halting units; lower values halt later.")
+    halting_bias: float = option(
+        1.0,
+        "Initial bias of the halting units; lower values halt later.",
+        needs={"adaptive_steps": (True,)},
+    )
     ponder_weight: float = option(
         0.01,
         "Weight of the ponder cost in the loss: steps plus remainder of each token.",
         minimum=0,
+        needs={"adaptive_steps": (True,)},
     )
 
     def __post_init__(self) -> None:
@@ -438,7 +446,10 @@ class RecurrentConfig(ModelConfig):
         'H (Luong et al. 2015, "general").',
     )
     attention_dim: int | None = option(
-        None, "Width of W1 H and W2 h in additive attention. Default: hidden_dim.", minimum=1
+        None,
+        "Width of W1 H and W2 h in additive attention. Default: hidden_dim.",
+        minimum=1,
+        needs={"attention_type": ("additive",)},
     )
     intra_temporal_attention: bool = option(
         False,
@@ -458,14 +469,6 @@ class RecurrentConfig(ModelConfig):
         'Activation between the last states of the encoder and the first of the decoder: "relu" '
         '(See et al. 2017), or "tanh".',
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.attention_dim is not None and self.attention_type == "dot":
-            raise InputError(
-                f"attention_dim {self.attention_dim} cannot be combined with attention_type "
-                "'dot', which uses hidden_dim; remove it"
-            )
 
     @property
     def values_per_pair(self) -> int:

@@ -8,9 +8,9 @@ import dataclasses
 import json
 import math
 import operator
-from collections.abc import Mapping
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from typing_extensions import Self
 
@@ -32,7 +32,8 @@ def option(
     is_learned: bool = False,
     may_change: Literal["never", "until_trained", "always"] = "never",
     per_sentence: bool = False,
-    method: str | None = None,
+    needs: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
+    needs_dev_set: bool | None = None,
     neutral: float | None = None,
 ) -> Any:
     """Returns a field of a configuration.
@@ -48,7 +49,10 @@ def option(
         may_change: when a later command for the same run may change it: "until_trained" means
             before its first checkpoint.
         per_sentence: whether each sentence of a request may set it.
-        method: the only search method that reads it; None means all.
+        needs: the values of another field with which this one has an effect, any value but None for
+            an empty tuple. A value that has no effect is an error.
+        needs_dev_set: whether it has an effect only in runs with a dev set, or only in those
+            without one; None means in both.
         neutral: the value that has no effect, so that a graph needs no operations for it.
 
     Example:
@@ -65,30 +69,80 @@ def option(
 class JsonConfig:
     """Base of configurations: frozen dataclasses that check their fields, with a JSON round trip.
 
-    A subclass that has rules for several fields together checks them in its `__post_init__`, after
-    that of this class.
+    Numbers of NumPy become Python's. A subclass that has rules for several fields together checks
+    them in its `__post_init__`, after that of this class.
     """
 
     def __post_init__(self) -> None:
+        types = field_types(type(self))
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            if isinstance(value, list) and get_origin(field.type) is tuple:  # read from JSON
+            value, kind = getattr(self, field.name), types[field.name]
+            if isinstance(value, list) and get_origin(kind) is tuple:  # read from JSON
                 value = tuple(value)
-            if (expected := _expected(field.type, value)) is not None:
+            if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # NumPy's
+                value = value.item()
+            if (expected := _expected(kind, value)) is not None:
                 raise InputError(f"{field.name} must be {expected}, got {value!r}")
             if value is not None:
                 if field.metadata.get("is_path"):
                     value = local_paths(value)
                 _check_range(field, value)
             object.__setattr__(self, field.name, value)
+        self.check_effects(
+            field.name
+            for field in dataclasses.fields(self)  # type: ignore[arg-type]
+            if getattr(self, field.name) != field.default
+        )
+
+    @classmethod
+    def unused_fields(cls, values: Mapping[str, Any]) -> dict[str, str]:
+        """Returns the fields that have no effect beside these values of the others.
+
+        Args:
+            values: of fields by name; others have their defaults.
+
+        Returns:
+            The name of each, with that of the field that it needs.
+        """
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        values = {field.name: field.default for field in fields} | dict(values)
+        return {
+            name: other
+            for name, needs in cls.declared("needs").items()
+            for other, useful in needs.items()
+            if (values[other] not in useful if useful else values[other] is None)
+        }
+
+    def check_effects(self, names: Iterable[str]) -> None:
+        """Raises `InputError` if one of these fields has no effect beside the others."""
+        unused, needs = self.unused_fields(vars(self)), self.declared("needs")
+        for name in names:
+            if (other := unused.get(name)) is None:
+                continue
+            useful = needs[name][other]
+            if not useful:
+                raise InputError(
+                    f"{name} has no effect without {other}; give {other} too, or remove {name}"
+                )
+            change = f"remove it, or set {other} to {' or '.join(map(str, useful))}"
+            raise InputError(
+                f"{name} cannot be combined with {other} {getattr(self, other)}; "
+                f"{'remove one of them' if None in useful else change}"
+            )
+
+    @classmethod
+    def declared(cls, rule: str) -> dict[str, Any]:
+        """Returns a rule of `option`, such as "needs", for each field that was made by it."""
+        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+        return {each.name: each.metadata[rule] for each in fields if rule in each.metadata}
 
     @classmethod
     def fields_with(cls, **declared: Any) -> tuple[str, ...]:
         """Returns the names of the fields that declare all of these, all fields for none.
 
         Example:
-            >>> SearchConfig.fields_with(method="sampling")
-            ('temperature', 'top_k', 'top_p', 'seed')
+            >>> DataConfig.fields_with(may_change="until_trained")
+            ('mix_weights', 'max_length', 'max_length_ratio', 'subword_sampling')
         """
         return tuple(
             field.name
@@ -98,8 +152,8 @@ class JsonConfig:
 
     @classmethod
     def given(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the options that are fields of this configuration and not None."""
-        return {name: options[name] for name in cls.fields_with() if options.get(name) is not None}
+        """Returns the options that are fields of this configuration."""
+        return {name: options[name] for name in cls.fields_with() if name in options}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as the plain Python values that JSON has."""
@@ -129,8 +183,19 @@ class JsonConfig:
         return cls.from_dict(json.loads(text))
 
     def replace(self, **changes: Any) -> Self:
-        """Returns a copy with some fields changed, checked like any other."""
-        return type(self).from_dict(self.to_dict() | changes)
+        """Returns a copy with some fields changed, checked like any other.
+
+        Other fields that have no effect beside the changes get their defaults.
+        """
+        values = self.to_dict() | changes
+        unused = self.unused_fields(values).keys() - changes.keys()
+        return type(self).from_dict({k: v for k, v in values.items() if k not in unused})
+
+
+def field_types(config: type[JsonConfig]) -> dict[str, Any]:
+    """Returns the type of each field, also of modules with `from __future__ import annotations`."""
+    types = get_type_hints(config)
+    return {field.name: types[field.name] for field in dataclasses.fields(config)}  # type: ignore[arg-type]
 
 
 _BOUNDS = {

@@ -37,7 +37,7 @@ class SearchConfig(JsonConfig):
         "when beam_size hypotheses have finished and no open one would win at its present length, "
         'as in transformers. "first": when beam_size hypotheses have finished, as in fairseq and '
         "CTranslate2. The last two are faster and may miss longer translations.",
-        method="beam",
+        needs={"method": ("beam",)},
     )
     length_penalty: float = option(
         0.6,
@@ -70,7 +70,7 @@ class SearchConfig(JsonConfig):
         "Divides the logits before sampling.",
         minimum=_MINIMUM_DIVISOR,
         per_sentence=True,
-        method="sampling",
+        needs={"method": ("sampling",)},
     )
     top_k: int = option(
         0,
@@ -78,7 +78,7 @@ class SearchConfig(JsonConfig):
         minimum=0,
         maximum=_MAX_INT,
         per_sentence=True,
-        method="sampling",
+        needs={"method": ("sampling",)},
     )
     top_p: float = option(
         1.0,
@@ -86,7 +86,7 @@ class SearchConfig(JsonConfig):
         minimum=_MINIMUM_DIVISOR,
         maximum=1,
         per_sentence=True,
-        method="sampling",
+        needs={"method": ("sampling",)},
     )
     seed: int = option(
         0,
@@ -95,7 +95,7 @@ class SearchConfig(JsonConfig):
         minimum=0,
         maximum=_MAX_INT,
         per_sentence=True,
-        method="sampling",
+        needs={"method": ("sampling",)},
     )
     forbid_unknown: bool = option(False, "Never generate the unknown token, as in Marian.")
     replace_unknowns: bool = option(
@@ -167,21 +167,16 @@ class SearchConfig(JsonConfig):
                 f"num_translations {self.num_translations} is larger than beam_size "
                 f"{self.beam_size}; raise beam_size or ask for fewer"
             )
-        unused = self.unused_by(self.method)
-        for field in dataclasses.fields(self):
-            if field.name in unused and getattr(self, field.name) != field.default:
-                raise InputError(
-                    f"{field.name} cannot be combined with method {self.method}; remove it, or "
-                    "change the method"
-                )
         if not all(phrase.strip() for phrase in self.banned_phrases):
             raise InputError(f"banned_phrases must not be blank, got {self.banned_phrases!r}")
 
     @classmethod
     def unused_by(cls, method: str) -> list[str]:
         """Returns the options that a search method does not read."""
-        fields = dataclasses.fields(cls)
-        return [each.name for each in fields if each.metadata["method"] not in (None, method)]
+        needs = cls.declared("needs")
+        return [
+            name for name, other in needs.items() if method not in other.get("method", [method])
+        ]
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -191,7 +186,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     fit.
     """
     fitting: dict[str, Any] = {}
-    if not options.keys().isdisjoint(SearchConfig.fields_with(method="sampling")):
+    if not options.keys().isdisjoint(SearchConfig.unused_by("beam")):
         fitting["method"] = "sampling"
     elif options.get("method") != "sampling" and isinstance(options.get("num_translations"), int):
         fitting["beam_size"] = max(1, options["num_translations"])

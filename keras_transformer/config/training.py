@@ -78,6 +78,7 @@ class TrainingConfig(JsonConfig):
         "validated too. Only validated checkpoints count for selection and early stopping. "
         "Default: checkpoint_steps.",
         minimum=1,
+        needs_dev_set=True,
     )
     keep_checkpoints: int = option(
         20, "Newest checkpoints to keep.", minimum=1, may_change="always"
@@ -87,6 +88,7 @@ class TrainingConfig(JsonConfig):
         "Further checkpoints to keep, those with the best dev metric.",
         minimum=0,
         may_change="always",
+        needs_dev_set=True,
     )
     average_last: int = option(
         5,
@@ -99,18 +101,21 @@ class TrainingConfig(JsonConfig):
         "Average this many of the best checkpoints, by the dev metric, instead of the newest.",
         minimum=1,
         may_change="always",
+        needs_dev_set=True,
     )
     stop_metric: str | None = option(
         None,
         "Stop early by val_loss, val_perplexity, val_accuracy or the metric of the task, for "
         "example bleu. Default: no early stopping.",
         may_change="always",
+        needs_dev_set=True,
     )
     stop_patience: int = option(
         10,
         "Validated checkpoints in a row without a better stop_metric before training stops.",
         minimum=1,
         may_change="always",
+        needs={"stop_metric": ()},
     )
     validation_time_share: float = option(
         0.1,
@@ -119,6 +124,7 @@ class TrainingConfig(JsonConfig):
         "batches of batch_tokens: with a small batch_sentences, give a lower share.",
         minimum=0,
         maximum=1,
+        needs_dev_set=True,
     )
     log_steps: int = option(
         100, "Updates between lines of metrics.jsonl.", minimum=1, may_change="always"

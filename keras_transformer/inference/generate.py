@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, PAD_ID, UNK_ID, SearchConfig
+from keras_transformer.config.options import field_types
 from keras_transformer.config.search import MOST_PHRASES
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
@@ -93,7 +94,7 @@ def search_translations(
     )
     if is_sampled:
         settings["seed"] = sentence_seeds(settings["seed"], source)
-        sampling = {name: settings[name] for name in SearchConfig.fields_with(method="sampling")}
+        sampling = {name: settings[name] for name in SearchConfig.unused_by("beam")}
         found = sample(model.step, state, **arguments, **sampling)
     else:
         found = beam_search(
@@ -108,11 +109,16 @@ def search_translations(
 def read_config(search: SearchConfig, target: Vocabulary) -> dict[str, Any]:
     """Returns the settings of a configuration that belong in the graph."""
     settings: dict[str, Any] = {}
+    types = field_types(type(search))
     for field in dataclasses.fields(search):
         value, neutral = getattr(search, field.name), field.metadata["neutral"]
-        if field.metadata["per_sentence"] and field.type in (int, float) and value != neutral:
+        if (
+            field.metadata["per_sentence"]
+            and types[field.name] in (int, float)
+            and value != neutral
+        ):
             settings[field.name] = (
-                value if neutral is None else tf.constant(value, _COLUMN_TYPES[field.type])
+                value if neutral is None else tf.constant(value, _COLUMN_TYPES[types[field.name]])
             )
     if search.banned_phrases:
         ids = encode_phrases("banned_phrases", search.banned_phrases, target)
@@ -126,7 +132,7 @@ def option_types(search: SearchConfig) -> dict[str, tf.DType]:
     """Returns the options that may differ between sentences, with the types of their columns."""
     unused = search.unused_by(search.method)
     types = {
-        field.name: _COLUMN_TYPES[field.type]
+        field.name: _COLUMN_TYPES[field_types(type(search))[field.name]]
         for field in dataclasses.fields(search)
         if field.metadata["per_sentence"] and field.name not in unused
     }

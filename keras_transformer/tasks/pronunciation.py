@@ -36,6 +36,7 @@ class PronunciationTask(Task):
         above=0,
         below=0.5,
         is_learned=True,
+        needs_dev_set=False,
     )
 
     name = "pronunciation"

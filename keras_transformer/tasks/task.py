@@ -120,7 +120,7 @@ class Task(JsonConfig, abc.ABC):
         given = super().given(options)
         for other in map(get_task, registered_tasks()):
             for name in other.fields_with():
-                if options.get(name) is not None and name not in given:
+                if name in options and name not in given:
                     raise InputError(
                         f"--{name} is an option of task {other.name}, but the task is {cls.name}; "
                         "remove it, or change --task"

@@ -35,13 +35,6 @@ DEFAULT_TASK = "translation"
 # with LoRA the whole of it.
 _FINE_TUNING_RATE = 0.1
 _WARMUP_STEPS = 4000
-# Fields of `DataConfig` that only a vocabulary which is learned has.
-_LEARNING_FIELDS = (
-    "vocabulary_size",
-    "vocabulary_normalization",
-    "character_coverage",
-    "byte_fallback",
-)
 
 
 class RunConfigs(NamedTuple):
@@ -135,9 +128,13 @@ class RunConfigs(NamedTuple):
 
     def _flat(self) -> dict[str, Any]:
         values: dict[str, Any] = {"task": self.task.name}
-        for config in (self.model, self.corpora, self.training, self.task):
+        for config in self.parts():
             values |= config.to_dict()
         return values
+
+    def parts(self) -> tuple[JsonConfig, ...]:
+        """Returns the configurations that options set."""
+        return self.model, self.corpora, self.training, self.task
 
 
 def _are_same(name: str, value: Any, before: Any) -> bool:
@@ -157,20 +154,13 @@ def new_configs(options: Options) -> RunConfigs:
     task_type = get_task(options.get("task", DEFAULT_TASK))
     task = task_type(**task_type.given(options))
     data, training = _data(task, options), _training(task, options)
-    if data.vocabulary not in (None, EXTEND):
-        for name in _LEARNING_FIELDS:
-            if options.get(name) is not None:
-                raise InputError(
-                    f"--{name} is for a vocabulary that is learned, and --vocabulary names one: "
-                    "remove one of them"
-                )
     _check_trains_random_weights(training.freeze, training.lora_rank)
     if data.vocabulary == EXTEND:
         raise InputError(
             "--vocabulary=extend needs --start_from with the run whose vocabulary to extend; a "
             "file of that name is ./extend"
         )
-    return _checked(RunConfigs(_model(task, data, options), data, training, task))
+    return _checked(RunConfigs(_model(task, data, options), data, training, task), options)
 
 
 def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunConfigs:
@@ -235,7 +225,8 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
             training=training,
             task=task,
             origin={**origin.origin, "start_from": path},
-        )
+        ),
+        options,
     )
 
 
@@ -277,7 +268,8 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
             data=configs.corpora.replace(**DataConfig.given(options)),
             training=training.replace(**training_values),
             task=task.replace(**type(task).given(options)),
-        )
+        ),
+        options,
     )
 
 
@@ -292,8 +284,8 @@ def as_flags(configs: RunConfigs) -> list[str]:
         kept = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if extends else set())
         values |= dict.fromkeys({*DataConfig.fields_with(of_vocabulary=True)} - kept)
         values["start_from"] = start
-    elif configs.corpora.vocabulary is not None:
-        values |= dict.fromkeys(_LEARNING_FIELDS)
+    for config in configs.parts():
+        values |= dict.fromkeys(config.unused_fields(vars(config)))
     flags = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -319,8 +311,11 @@ def names_data(options: Options) -> bool:
 
 
 def _data(task: Task, options: Options, changes: Options | None = None) -> DataConfig:
-    values = {**task.default_data, **({} if names_data(options) else task.built_in_data)}
-    data = DataConfig(**{**values, **(changes or {}), **DataConfig.given(options)})
+    defaults = {**task.default_data, **({} if names_data(options) else task.built_in_data)}
+    values = {**(changes or {}), **DataConfig.given(options)}
+    unused = DataConfig.unused_fields({**defaults, **values})
+    defaults = {name: value for name, value in defaults.items() if name not in unused}
+    data = DataConfig(**{**defaults, **values})
     task.check_data(data)
     return data
 
@@ -389,8 +384,16 @@ def _given_model(options: Options) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not name.endswith("vocabulary_size")}
 
 
-def _checked(configs: RunConfigs) -> RunConfigs:
-    """Returns the configurations if the model has positions for the longest training pairs."""
+def _checked(configs: RunConfigs, options: Options) -> RunConfigs:
+    """Returns the configurations if the model has positions for the longest training pairs, and
+    each option has an effect."""
+    for config in configs.parts():
+        config.check_effects(name for name, value in options.items() if value is not None)
+    data = configs.corpora
+    has_dev_set = (data.dev_source, data.dev_file, data.dataset) != (None, None, None)
+    for name in type(configs.task).fields_with(needs_dev_set=False):
+        if has_dev_set and name in options:
+            raise InputError(f"{name} has no effect in a run with a dev set; remove it")
     model: Any = configs.model
     if getattr(model, "positions", None) == "learned":
         first = model.first_position + model.max_position_offset

@@ -37,8 +37,13 @@ _MAX_ROWS = 128  # sentences that a device searches at once
 
 
 def check_validation(training: TrainingConfig, dev: ParallelText | None) -> None:
-    """Raises `InputError` if a run needs a dev set and has none."""
-    needing = [name for name in ("average_best", "stop_metric") if getattr(training, name)]
+    """Raises `InputError` if an option of a run needs a dev set, and there is none."""
+    defaults = TrainingConfig()
+    needing = [
+        name
+        for name in training.fields_with(needs_dev_set=True)
+        if getattr(training, name) != getattr(defaults, name)
+    ]
     if dev is None and needing:
         raise InputError(
             f"{needing[0]} needs a dev set, and there is none; give dev_file, or dev_source and "

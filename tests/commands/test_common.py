@@ -93,7 +93,7 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("train --run_dir=x more", "unexpected argument 'more'; all options are flags, as in --na"),
         ("train --run_dir=x --train_source=a --train_target=b --dev_source=c", "dev_target must"),
         ("train --run_dir=~nobody-here/x", "there is no user 'nobody-here'"),
-        ("train --flagfile=absent", "--flagfile cannot be read: No such file"),
+        ("train --flagfile=absent", "--flagfile=absent cannot be read: No such file"),
         ("translate", "give --run_dir or --saved_model, one of the two"),
         ("translate --run_dir=x --batch_size=-1", "--batch_size must be a positive integer, got"),
         ("translate --run_dir=x --num_translations=5 --beam_size=3", "5 is larger than beam_size"),

@@ -20,7 +20,7 @@ def test_train_uses_a_learned_vocabulary(call, texts, train_flags, training_ends
     result = call("learn_vocabulary.py", *options, *files)
     assert result == (0, f"Wrote 17 tokens to {output}.\n", "")
     training_ends(Stopped(signal.SIGTERM, 7))
-    flags = [flag for flag in train_flags if "vocabulary_size" not in flag]
+    flags = [flag for flag in train_flags if not flag.startswith("--vocabulary_")]
     result = call("train.py", f"--run_dir={tmp_path}/run", *flags, f"--vocabulary={output}")
     assert result.code == 0, result.err
     assert (tmp_path / "run" / "source.model").read_bytes() == output.read_bytes()

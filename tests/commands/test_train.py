@@ -100,13 +100,23 @@ def test_differing_flags_are_rejected_by_name(call, copy, run_dir, texts, refuse
 def test_printed_flags_make_the_same_run(call, copy, tmp_path):
     printed = call("train.py", f"--run_dir={copy}", "--print_flags")
     assert (printed.code, printed.err) == (0, "")
-    (tmp_path / "flags").write_text(f"# the settings\n{printed.out}")
+    (tmp_path / "flags").write_text(f"\ufeff# the settings\r\n{printed.out}", encoding="utf-8")
     again = call("train.py", f"--run_dir={copy}", f"--flagfile={tmp_path}/flags")
     assert (again.code, again.err) == (0, "")
     assert "Nothing to do" in again.out
-    given = f"--flagfile={tmp_path}/flags", "--seed=7", f"--run_dir={copy}"
-    for order in (given, reversed(given)):  # the flags of the command count, not those of the file
-        assert "seed is 1 there and 7 here" in call("train.py", *order).err
+    flags = f"--flagfile={tmp_path}/flags", f"--run_dir={copy}"
+    assert "seed is 1 there and 7 here" in call("train.py", *flags, "--seed=7").err
+    assert call("train.py", "--seed=7", *flags).code == 0  # of two values the last counts
+
+
+def test_none_unsets_an_option(call, copy, refused):
+    set_and_unset = ("--stop_metric=bleu", "--stop_patience=7"), ("--stop_metric=none",)
+    for flags, expected in zip(set_and_unset, (("bleu", 7), (None, 10)), strict=True):
+        assert call("train.py", f"--run_dir={copy}", *flags).code == 0
+        training = RunDirectory(copy).configs().training
+        assert (training.stop_metric, training.stop_patience) == expected
+    result = call("train.py", f"--run_dir={copy}", "--train_steps=none")
+    refused(result, "--train_steps must be an integer, got 'none'")
 
 
 @pytest.mark.slow

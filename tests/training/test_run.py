@@ -159,6 +159,8 @@ def test_run_can_be_extended(run):
     assert (checkpoints.keep, checkpoints.keep_best) == (9, 3)
     regular = [step for step in (1, 2, 3, 4, 5, 8, 5000, 5001) if checkpoints.is_regular(step)]
     assert regular == [4, 8, 5000, 5001]
+    run.change(stop_metric=None)
+    assert run.configs().training.stop_metric is None
 
 
 def changed(data=None, model=None, task=None, **training):
@@ -247,9 +249,16 @@ def test_run_keeps_the_precision_that_auto_meant_when_it_began(tmp_path, monkeyp
         (
             {"vocabulary": "some.model", "vocabulary_size": 9},
             {},
-            "--vocabulary_size is for a vocabulary that is learned",
+            "vocabulary_size cannot be combined with vocabulary some.model; remove one of them",
         ),
-        ({"vocabulary": "some.model", "byte_fallback": True}, {}, "--byte_fallback is for a voc"),
+        ({"vocabulary": "some.model", "vocabulary_kind": "bpe"}, {}, "vocabulary_kind cannot be"),
+        ({"max_positions": 1024}, {}, "max_positions cannot be combined with positions sinusoidal"),
+        ({}, {"stop_patience": 10}, "stop_patience has no effect without stop_metric"),
+        (
+            {"task": "pronunciation", "held_out": 0.1, "dev_file": "a"},
+            {},
+            "held_out has no effect in a run with a dev set; remove it",
+        ),
         (LEARNED | {"max_length": 20}, {}, "max_length=20 needs 21 .*max_positions is 20; lower"),
         (LEARNED, {"max_length": 20}, "max_length=20 needs 21 learned positions"),
         ({}, {"stop_metric": "foo"}, "stop_metric must be one of"),
@@ -259,6 +268,11 @@ def test_run_keeps_the_precision_that_auto_meant_when_it_began(tmp_path, monkeyp
 def test_contradicting_settings_are_rejected(options, changes, message):
     with pytest.raises(InputError, match=message):
         changed_configs(new_configs(TEXT | options), changes)
+
+
+def test_defaults_of_a_task_give_way_to_a_vocabulary():
+    options = {"task": "pronunciation", "train_file": "a", "vocabulary": "some.model"}
+    assert new_configs(options).corpora.kinds == ("bpe", "bpe")
 
 
 # What cannot be opened

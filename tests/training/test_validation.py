@@ -193,8 +193,11 @@ def test_stop_metric_is_of_task_or_validation():
         task.find_metric("val_bleu")
 
 
-@pytest.mark.parametrize(("name", "value"), [("stop_metric", "bleu"), ("average_best", 1)])
-def test_what_goes_by_a_dev_set_needs_one(name, value):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("stop_metric", "bleu"), ("average_best", 1), ("keep_best", 3), ("validation_steps", 4)],
+)
+def test_options_of_validation_need_a_dev_set(name, value):
     training = tiny_run.training_config(**{name: value})
     check_validation(training, TEXT)
     with pytest.raises(InputError, match=f"^{name} needs a dev set, and there is none; give dev_f"):
