@@ -57,7 +57,7 @@ _XLA = flags.DEFINE_boolean(
     "xla",
     False,
     "Compile the search of single sentences with XLA, for --xla_lengths: they are faster, and each "
-    "length takes memory and seconds of warm-up. The stock server on a CPU needs "
+    "length takes memory and seconds of warm-up. TensorFlow Serving on a CPU needs "
     "--xla_cpu_compilation_enabled for it. On a machine with a GPU exports without --details have "
     "programs of XLA by themselves, unless CUDA_VISIBLE_DEVICES=-1 hides it.",
 )

@@ -3,7 +3,7 @@
 `make_requests`, `write_requests`: a model server answers warm-up requests before it reports that it
 is ready, since the first request of each kind makes TensorFlow optimize its graph and takes
 seconds. It reads them from the file `assets.extra/tf_serving_warmup_requests` of a version.
-`check_operations`: can a stock model server run the version? It has the operations of its release
+`check_operations`: can a model server run the version? It has the operations of its release
 of TensorFlow and TensorFlow Text, and no Python.
 `compare_answers`: does it give the answers of Python to the warm-up requests in a fresh process?
 """
@@ -208,7 +208,7 @@ def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[
         TensorFlow Text has them.
 
     Raises:
-        InputError: a stock server, of `OLDEST_SERVER` or later, cannot run one of them.
+        InputError: TensorFlow Serving from `OLDEST_SERVER` on cannot run one of them.
     """
     model = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
     functions = [
@@ -232,7 +232,7 @@ def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[
     is_compiled = any(holder.attr["_XlaMustCompile"].b for holder in [*nodes, *functions])
     if (is_compiled or any(name.startswith("Xla") for name in operations)) and not allow_xla:
         raise InputError(
-            "the export has functions that XLA must compile, which a stock model server rejects; "
+            "the export has functions that XLA must compile, which model servers on CPUs reject; "
             "make the Translator without xla, or allow XLA"
         )
     if tuple(map(int, tf.__version__.split(".")[:2])) > COMPARED_TENSORFLOW:

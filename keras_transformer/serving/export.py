@@ -1,4 +1,4 @@
-"""Writes a translator as a SavedModel that a stock TensorFlow server serves, and loads it again.
+"""Writes a translator as a SavedModel that TensorFlow Serving serves, and loads it again.
 
 From model to published version, in `export`:
 
@@ -14,7 +14,7 @@ exports/mine/1/saved_model.pb                                 the graph, vocabul
 exports/mine/1/variables/                                     the weights
 exports/mine/1/assets.extra/model_card.json                   what the graph does not say
 exports/mine/1/assets.extra/tf_serving_warmup_requests        see `checks`
-exports/mine/*.config, batching_parameters.txt                see `model_folder`
+exports/mine/serve.sh, *.config, batching_parameters.txt      see `model_folder`
 """
 
 import json

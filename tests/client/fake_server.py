@@ -1,6 +1,7 @@
 """A model server in this process: the protocols are real, the model is a Python function.
 
-Codes and messages are those of the stock server's source. It can fail, be slow or answer nonsense.
+Codes and messages are those of TensorFlow Serving's source. It can fail, be slow or answer
+nonsense.
 """
 
 import concurrent.futures
@@ -291,7 +292,7 @@ def _abort_with_faults(context: Any) -> Iterator[None]:
 
 class _RestHandler(http.server.BaseHTTPRequestHandler):
     model: Model
-    protocol_version = "HTTP/1.1"  # keeps connections, as the stock server does
+    protocol_version = "HTTP/1.1"  # keeps connections, as TensorFlow Serving does
 
     def do_POST(self) -> None:
         self._answer(r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?:(predict)")

@@ -96,7 +96,7 @@ def _compiler() -> list[str]:
 
 
 def _op_libraries() -> list[str]:
-    """All operations of tensorflow-text, which a stock server has too."""
+    """All operations of tensorflow-text, which TensorFlow Serving has too."""
     package = importlib.util.find_spec("tensorflow_text")
     return sorted(map(str, pathlib.Path(package.origin).parent.glob("python/ops/*.so")))
 

@@ -175,7 +175,7 @@ def _rename_operation(version, old, new):
     [
         (_double_in_python, "Mul", r"calls Python \(EagerPyFunc\), which a model server"),
         (_double, "DecodeJxl", r"needs DecodeJxl, which TensorFlow Serving 2\.20 does"),
-        (_double_compiled, "Mul", "XLA must compile, which a stock model server rejects"),
+        (_double_compiled, "Mul", "XLA must compile, which model servers on CPUs reject"),
     ],
 )
 def test_operations_that_a_server_lacks_are_rejected(tmp_path, double, renamed, message):

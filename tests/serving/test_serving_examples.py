@@ -8,6 +8,7 @@ import re
 import pytest
 import yaml
 
+from keras_transformer.config import ModelConfig, SearchConfig
 from keras_transformer.serving.model_folder import (
     IMAGE,
     SERVER_ENVIRONMENT,
@@ -18,6 +19,7 @@ from keras_transformer.serving.model_folder import (
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FOLDER = _ROOT / "examples" / "serving"
+_GUIDE = (_ROOT / "docs" / "guides" / "serving.md").read_text()
 _NAME = "en-de"
 # An image has no files that change. The rest of the flags are those of serve.sh.
 _FLAGS = [flag.format(name=_NAME) for flag in SERVER_FLAGS if "poll_wait" not in flag]
@@ -65,11 +67,10 @@ def test_compose_serves_what_prometheus_reads(server_files, metrics_path):
 
 def test_alerts_use_metrics_that_the_guide_names():
     (group,) = read("alerts.yml")["groups"]
-    guide = (_ROOT / "docs" / "guides" / "serving.md").read_text()
     for rule in group["rules"]:
         metrics = re.findall(r":tensorflow:serving:[\w:]+", rule["expr"])
         assert metrics or rule["expr"] == f'up{{job="{group["name"]}"}} == 0'
-        assert all(re.sub(r"_(sum|bucket)$", "", metric) in guide for metric in metrics)
+        assert all(re.sub(r"_(sum|bucket)$", "", metric) in _GUIDE for metric in metrics)
     assert read("prometheus.yml")["scrape_configs"][0]["job_name"] == group["name"]
 
 
@@ -111,6 +112,42 @@ def test_kubernetes_probes_the_model_and_scales_its_deployment(metrics_path):
     (timeout_ms,) = re.findall(r"rest_api_timeout_in_ms=(\d+)", " ".join(flags))
     assert connection_s + int(timeout_ms) / 1000 <= int(seconds)
     assert int(seconds) < pod["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_guide_shows_the_files_as_they_are_written(server_files):
+    shown = re.findall(r"<!-- file: (\S+) -->\n```text\n(.*?)```\n", _GUIDE, re.S)
+    assert dict(shown) == {
+        path.name: path.read_text() for path in server_files.iterdir() if path.name != "serve.sh"
+    }
+
+
+def test_memory_of_the_guide_is_that_of_the_formula_and_the_manifests(server_files):
+    table = re.search(r"\| Preset \| One batch (.*?)\n\n", _GUIDE, re.S)[1]
+    search, batching = SearchConfig(), read_batching(server_files)
+    longest = search.max_source_length + search.max_extra_length
+    shortened = sum(map(int, re.findall(r"_length=(\d+)", table)))
+    rows = batching["max_batch_size"] * search.beam_size
+    limits = {}
+    for line in table.splitlines()[2:]:
+        name, *cells = [cell.strip("` ") for cell in line.strip("|").split("|")]
+        numbers = [float(cell.partition(" ")[0]) for cell in cells]
+        limits[name] = int(numbers[2])
+        if name not in ModelConfig.presets():
+            continue
+        config = ModelConfig.preset(name, vocabulary_size=8000)
+        position = rows * config.model_dim * config.num_layers * 16
+        total = 1.5e9 + batching["num_batch_threads"] * longest * position
+        assert numbers[:2] == [round(longest * position / 1e9, 1), round(total / 1e9, 1)]
+        short = 1.5e9 + batching["num_batch_threads"] * shortened * position
+        for limit, need in zip(numbers[2:], (total, short), strict=True):
+            assert need < limit * 2**30 < 1.6 * need
+    compose = (_FOLDER / "compose.yaml").read_text()
+    assert f"mem_limit: {limits['tiny']}g # for tiny; small: {limits['small']}g, base: " in compose
+    for name in ("kubernetes.yaml", "canary.yaml"):
+        (container,) = read(name, "Deployment")["spec"]["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"memory": f"{limits['tiny']}Gi"}
+        comment = f"# for tiny; small: {limits['small']}Gi, base: {limits['base']}Gi"
+        assert comment in (_FOLDER / name).read_text()
 
 
 def test_canary_is_the_deployment_with_another_image():
