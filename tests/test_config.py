@@ -41,6 +41,7 @@ SMALLEST = {
         ("base", (6, 512, 2048, 8, 0.1)),  # Vaswani et al. 2017, Table 3
         ("big", (6, 1024, 4096, 16, 0.3)),
         ("tiny", (4, 128, 256, 4, 0.3)),
+        ("small", (6, 512, 1024, 4, 0.3)),
     ],
 )
 def test_presets_match_the_paper(name, sizes):
@@ -71,7 +72,7 @@ def test_defaults_match_the_paper():
 @pytest.mark.parametrize("kind", [ModelConfig, TransformerConfig, TrainingConfig])
 def test_unknown_preset_error_lists_presets(kind):
     presets = TRAINING_PRESETS if kind is TrainingConfig else kind.presets()
-    assert {"tiny", "base", "big"} <= set(presets)
+    assert {"tiny", "small", "base", "big"} <= set(presets)
     message = f"^preset must be one of {', '.join(presets)}, got 'huge'$"
     with pytest.raises(InputError, match=message):
         kind.preset("huge")

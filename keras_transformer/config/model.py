@@ -307,10 +307,12 @@ class TransformerConfig(TransformerLayersConfig):
     """Hyperparameters of `Transformer` (Vaswani et al. 2017, section 3 and Table 3)."""
 
     architecture = "transformer"
-    # "tiny" is the encoder and decoder that Wu et al. 2021 trained on Multi30k. "tiny-fast" has a
-    # shallow decoder (Kasai et al. 2021): one layer a step instead of four.
+    # "tiny" is the encoder and decoder that Wu et al. 2021 trained on Multi30k, "small" is
+    # fairseq's for IWSLT. "tiny-fast" has a shallow decoder (Kasai et al. 2021): one layer a step
+    # instead of four.
     PRESETS = {  # noqa: RUF012 (a ClassVar of the base)
         "tiny": dict(num_layers=4, model_dim=128, feed_forward_dim=256, num_heads=4, dropout=0.3),
+        "small": dict(num_layers=6, model_dim=512, feed_forward_dim=1024, num_heads=4, dropout=0.3),
         "base": dict(num_layers=6, model_dim=512, feed_forward_dim=2048, num_heads=8, dropout=0.1),
         "big": dict(num_layers=6, model_dim=1024, feed_forward_dim=4096, num_heads=16, dropout=0.3),
         "tiny-fast": dict(

@@ -74,7 +74,7 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
     universal = result.out.partition("\nModel, architecture universal:\n")[2].partition("\n\n")[0]
     assert "--num_steps: " in universal and "--dropout" not in universal
     text = " ".join(result.out.split())
-    assert "Default: 128 in tiny and tiny-fast, 512 in base, 1024 in big." in text
+    assert "Default: 128 in tiny and tiny-fast, 512 in small and base, 1024 in big." in text
     assert "num_layers if not given. Default: 1 in tiny-fast." in text
 
 
@@ -85,7 +85,7 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("train --run_dri=x", "unknown flag --run_dri; did you mean --run_dir?"),
         ("train --run_dir=", "--run_dir is empty; give it a value, or remove it"),
         ("train --run_dir", "Missing value for flag --run_dir"),
-        ("train --run_dir=x --preset=huge", "--preset must be one of tiny, base, big, "),
+        ("train --run_dir=x --preset=huge", "--preset must be one of tiny, small, base, b"),
         ("train --run_dir=x --train_steps=many", "--train_steps must be an integer, got 'many'"),
         ("train --run_dir=x --reverse=yes?", "--reverse must be true or false, got 'yes?'"),
         ("train --run_dir=x", "x has no run yet, and no data is named for one; give --train"),
