@@ -31,6 +31,7 @@ from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.objectives import TRAINING_PREFIX, check_batch, check_ids, fused
+from keras_transformer.xla import in_xla
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 if ON_TENSORFLOW:
@@ -450,6 +451,14 @@ def _apply_if(is_good: Tensor, model: Any, gradients: list[Tensor | None]) -> No
 
     if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
         update(gradients)  # skips bad updates itself, and lowers its scale
+        return
+
+    if in_xla():  # on a GPU the host waits for the condition of a branch: select without one
+        variables = [v.value for v in (*model.trainable_weights, *model.optimizer.variables)]
+        before = [tf.identity(variable) for variable in variables]
+        update(gradients)
+        for variable, old in zip(variables, before, strict=True):
+            variable.assign(tf.where(is_good, variable.read_value(), old))
         return
 
     # Replicas wait for each other in `apply_gradients`, which tf.distribute forbids within a branch

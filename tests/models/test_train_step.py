@@ -1,5 +1,7 @@
 """The update that a batch makes, on one device; test_devices.py has several."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -218,7 +220,20 @@ def test_xla_program_holds_the_whole_update_of_one_device(model):
     (call,) = [each for each in traced.graph.get_operations() if "PartitionedCall" in each.type]
     definition = traced.graph._get_function(call.get_attr("f").name).cached_definition
     assert definition.attr["_XlaMustCompile"].b
-    assert {"L2Loss", "IsFinite", "If"} <= {node.op for node in definition.node_def}
+    assert {"L2Loss", "IsFinite"} <= {node.op for node in definition.node_def}
+
+
+def test_xla_program_neither_branches_nor_draws_random_numbers():
+    # The host of a GPU waits for the condition of a branch; random numbers go through memory.
+    model = Transformer(dataclasses.replace(CONFIG, dropout=0.1))
+    model.compile(FusedAdam(0.1), SmoothedCrossEntropy(), metrics=[TokenAccuracy()], clip_norm=1.0)
+    model.optimizer.build(model.trainable_variables)
+    model.uses_xla = True
+    step = tf.function(lambda: model.update((INPUTS, LABELS)), jit_compile=True, autograph=False)
+    program = step.experimental_get_compiler_ir()(stage="hlo")
+    assert "is-finite" in program
+    assert "conditional" not in program
+    assert "rng" not in program
 
 
 @pytest.mark.slow
@@ -233,7 +248,8 @@ def test_compiled_updates_equal_those_of_the_graph():
             model.train_on_batch(INPUTS, LABELS)
         weights.append(model.get_weights())
     for plain, compiled in zip(*weights, strict=True):
-        np.testing.assert_allclose(compiled, plain, atol=1e-6)
+        # Weights move by 0.03; where a gradient is near 0, Adam enlarges its rounding.
+        np.testing.assert_allclose(compiled, plain, atol=3e-6)
 
 
 SUMMED, APART = (
@@ -285,9 +301,13 @@ def test_batch_of_padding_changes_nothing(model):
     assert_weights(model, start)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])
-def test_non_finite_updates_are_skipped_and_counted(model, compiled):
-    model.compile(keras.optimizers.Adam(0.1), SmoothedCrossEntropy(), run_eagerly=not compiled)
+@pytest.mark.parametrize(
+    "options",
+    [dict(run_eagerly=True), {}, pytest.param(dict(jit_compile=True), marks=pytest.mark.slow)],
+    ids=["eager", "graph", "xla"],
+)
+def test_non_finite_updates_are_skipped_and_counted(model, options):
+    model.compile(keras.optimizers.Adam(0.1), SmoothedCrossEntropy(), **options)
     model.optimizer.build(model.trainable_variables)
     start = model.get_weights()
     table = model.source_embedding.table
