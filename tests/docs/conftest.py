@@ -48,7 +48,7 @@ def run_page(monkeypatch, call, capsys):
             if language == "text" and output is not None and not mark:
                 compare(text, output)
             output = None
-            if language not in ("bash", "python") or mark:
+            if language == "text" or mark:
                 continue
             if language == "bash":
                 lines = text.replace("\\\n", " ").splitlines()
