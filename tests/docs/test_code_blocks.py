@@ -17,8 +17,8 @@ _OF_OTHERS = {  # flags of other programs: of the model server, pytest, docker, 
     "tensorflow_session_config_file", "tensorflow_inter_op_parallelism", "grpc_max_threads",
     "rest_api_num_threads", "xla_cpu_compilation_enabled", "xla_cpu_prefer_vector_width",
     "xla_gpu_enable_triton_gemm",
-    "model_config_file_poll_wait_seconds", "grpc_channel_arguments", "slow", "help", "version", "print",
-    "flagfile", "check", "overlap_with", "categories_of",  # the last two of tasks in examples/
+    "model_config_file_poll_wait_seconds", "grpc_channel_arguments", "slow", "help", "print",
+    "version", "flagfile", "check", "overlap_with", "categories_of",  # two of examples
 }  # fmt: skip
 
 
