@@ -268,12 +268,15 @@ def read_ctranslate2(folder: pathlib.Path, given: ImportOptions) -> ForeignModel
         source=sides[0],
         target=sides[1],
         vocabularies=make_vocabularies(sides, spms, str(folder)),
-        search={
+        search={  # the defaults of `Translator.translate_batch`
             "length_penalty": 1.0,
             "length_penalty_form": "power",
             "beam_size": 2,
             "early_stop": "first",
-            "min_length": 0,
+            "min_length": 1,
+            "max_length": 256,
+            "max_extra_length": 256,  # of any source
+            "max_source_length": 1024 - options["source_eos"],
         },
     )
 

@@ -121,6 +121,9 @@ def read_fairseq(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
             "length_penalty_form": "power",
             "min_length": 1,
             "early_stop": "first",
+            "max_length": 200,
+            "max_extra_length": 200,  # of any source
+            "max_source_length": max(1, args.get("max_source_positions", int, 1024) - 1),
         },
     )
 

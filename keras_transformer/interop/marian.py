@@ -176,6 +176,8 @@ def search_fields(decoder: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
         "length_penalty": _number(decoder, "normalize"),
         "forbid_unknown": decoder.get("allow-unk") != "true",
         "min_length": 0,
+        # Marian narrows the beam as hypotheses finish, so it ends with as many as these.
+        "early_stop": "first",
     }
     names = ("word-penalty", "max-length-factor")
     others = [f"{name} {decoder[name]}" for name in names if _number(decoder, name)]

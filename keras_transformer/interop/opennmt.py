@@ -54,6 +54,7 @@ _COMMON = {"norm_position": "pre", "positions": "sinusoidal", "source_eos": Fals
 # The defaults of OpenNMT-py and eole, whose length penalty "avg" divides by the length.
 _SEARCH = {
     "beam_size": 5, "length_penalty": 1.0, "length_penalty_form": "power", "min_length": 0,
+    "early_stop": "first", "max_length": 250, "max_extra_length": 250,
 }  # fmt: skip
 _EOLE_WEIGHTS = "model.00.safetensors"
 

@@ -89,7 +89,13 @@ def read_opennmt_tf(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
         source=source,
         target=target,
         vocabularies=make_vocabularies((source, target), given.spms, str(path)),
-        search={"length_penalty": 0.0, "beam_size": 4, "min_length": 0},
+        search={
+            "length_penalty": 0.0,
+            "beam_size": 4,
+            "min_length": 0,
+            "max_length": 250,
+            "max_extra_length": 250,
+        },
     )
 
 

@@ -5,7 +5,7 @@ model.safetensors               weights, or pytorch_model.bin
 source.spm, target.spm          SentencePiece models, which tokenize the text
 vocab.json, target_vocab.json   ids of the tokens; the second one if the sides do not share them
 generation_config.json          how it searches, if there is one
-tokenizer_config.json           options of MarianTokenizer, which the import does not read
+tokenizer_config.json           options of MarianTokenizer, if there are any: the longest source
 
 Shapes: D model dimension, V vocabulary.
 """
@@ -96,8 +96,13 @@ _OTHER_GENERATION_OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
+_MAX_TOKENS = 512  # of a source that is truncated, and of a translation, the start token included
+_LONGEST = 100_000  # tokens, of `SearchConfig`
+# Of `early_stopping`: True, "never", or False, which is the default.
+_EARLY_STOP = {"True": "first", "never": "exact"}
+
 REQUIRED_FILES = ("vocab.json", "source.spm", "target.spm")
-OPTIONAL_FILES = ("target_vocab.json", "generation_config.json")
+OPTIONAL_FILES = ("target_vocab.json", "generation_config.json", "tokenizer_config.json")
 
 
 def is_transformers(folder: pathlib.Path) -> bool:
@@ -146,7 +151,7 @@ def read_transformers(folder: pathlib.Path, given: ImportOptions) -> ForeignMode
         source=source,
         target=target,
         vocabularies=vocabularies,
-        search=search,
+        search=search | {"max_source_length": _longest_source(folder / "tokenizer_config.json")},
         notes=notes + search_notes + _language_codes(source),
     )
 
@@ -273,14 +278,16 @@ def _search(
             search[ours] = options.get(theirs, kind, 0)
     if options.is_set("max_new_tokens") or options.is_set("max_length"):
         longest = options.get("max_new_tokens", int, options.get("max_length", int, 0) - 1)
-        search["max_length"] = min(max(longest - 1, 1), 100_000)
+        # Of any source: without a limit relative to it.
+        search["max_length"] = search["max_extra_length"] = min(max(longest - 1, 1), _LONGEST)
     if options.get("do_sample", bool, False):
         search["method"] = "sampling"
         search["temperature"] = options.get("temperature", float, 1.0)
         search["top_k"] = options.get("top_k", int, 50)
         search["top_p"] = options.get("top_p", float, 1.0)
-    elif options.get("early_stopping", object, False) is True:
-        search["early_stop"] = "first"
+    else:
+        early_stopping = options.get("early_stopping", object, False)
+        search["early_stop"] = _EARLY_STOP.get(str(early_stopping), "current")
     ignored = [
         f"{name} {reprlib.repr(options.values[name])}"
         for name in sorted(names - _KNOWN_GENERATION_OPTIONS)
@@ -307,6 +314,14 @@ def _search(
     return search, [f"Search options that this package does not have: {', '.join(ignored)}."]
 
 
+def _longest_source(path: pathlib.Path) -> int:
+    """Returns how many tokens of a source MarianTokenizer reads when it truncates, without EOS."""
+    options = Options(read_json(path) if path.exists() else {}, str(path), "transformers")
+    # A tokenizer without a limit has 1e30, as a whole number.
+    longest = options.values.get("model_max_length")
+    return longest - 1 if type(longest) is int and 1 < longest <= _LONGEST else _MAX_TOKENS - 1
+
+
 def _language_codes(source: Symbols) -> list[str]:
     """Returns how a user of a multilingual model selects the target language."""
     codes = sorted(t for t in source.tokens if t.startswith(">>") and t.endswith("<<"))
@@ -320,7 +335,6 @@ def _language_codes(source: Symbols) -> list[str]:
 
 _NORM_EPSILON = 1e-5  # of PyTorch's LayerNorm, which MarianMT does not change
 _MAX_POSITIONS = 1024  # rows of the table of positions, which transformers computes by itself
-_MAX_TOKENS = 512  # of a source that is truncated, and of a translation, the start token included
 
 
 def export_transformers(

@@ -502,7 +502,11 @@ def test_marian_table_may_have_more_or_fewer_rows_than_the_vocabulary(rows, copy
         (None, {"min_length": 0, "beam_size": 4}, ""),  # as config.json says
         ({}, {"min_length": 0, "beam_size": 1}, ""),
         ({"num_beams": 6}, {"beam_size": 6}, ""),
-        ({"min_length": 5, "max_length": 20}, {"min_length": 4, "max_length": 18}, ""),
+        ({"min_length": 5, "max_length": 20},
+         {"min_length": 4, "max_length": 18, "max_extra_length": 18}, ""),
+        ({"num_beams": 4}, {"early_stop": "current"}, ""),
+        ({"num_beams": 4, "early_stopping": False}, {"early_stop": "current"}, ""),
+        ({"num_beams": 4, "early_stopping": "never"}, {"early_stop": "exact"}, ""),
         ({"max_new_tokens": 7, "min_new_tokens": 2}, {"min_length": 2, "max_length": 6}, ""),
         ({"no_repeat_ngram_size": 3, "repetition_penalty": 1.2, "early_stopping": True},
          {"no_repeat_ngram": 3, "repetition_penalty": 1.2, "early_stop": "first"}, ""),
@@ -527,6 +531,31 @@ def test_generation_options_are_taken_over_or_listed(generation, search, ignored
     assert [note for note in found.notes if note.startswith(start)] == (
         [f"{start}{ignored}."] if ignored else []
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "early_stop", "lengths"),
+    [("marian_post_swish_tied", "first", (0, 0, 50, 512)),
+     ("fairseq_math", "first", (1, 200, 200, 1023)),
+     ("opennmt_py", "first", (0, 250, 250, 512)), ("eole", "first", (0, 250, 250, 512)),
+     ("opennmt_tf", "exact", (0, 250, 250, 512)), ("ct2_int8", "first", (1, 256, 256, 1024)),
+     ("ct2_float32", "first", (1, 256, 256, 1023)), ("hf_marian", "current", (0, 0, 50, 511))],
+)  # fmt: skip
+def test_search_ends_as_in_the_toolkit(name, early_stop, lengths, load):
+    search = SearchConfig(**load(name)[0].model.search)
+    assert search.early_stop == early_stop
+    names = ("min_length", "max_length", "max_extra_length", "max_source_length")
+    assert tuple(getattr(search, name) for name in names) == lengths
+
+
+@pytest.mark.parametrize(
+    ("content", "longest"),
+    [('{"model_max_length": 300}', 299), ('{"model_max_length": 1e30}', 511)],
+)
+def test_source_is_as_long_as_marian_tokenizer_reads(content, longest, copy):
+    folder = copy("hf_marian")
+    (folder / "tokenizer_config.json").write_text(content)
+    assert read_model(folder).search["max_source_length"] == longest
 
 
 def test_fairseq_task_options_do_not_replace_model_options(tmp_path):

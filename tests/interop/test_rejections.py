@@ -265,7 +265,7 @@ def test_unsupported_options_are_named(format_name, changes, expected):
 )
 def test_marian_search_options_are_taken_over(options, changes):
     usual = {"beam_size": 12, "length_penalty_form": "power", "length_penalty": 0.0}
-    usual |= {"forbid_unknown": True, "min_length": 0}
+    usual |= {"forbid_unknown": True, "min_length": 0, "early_stop": "first"}
     assert marian.search_fields(options)[0] == usual | changes
 
 

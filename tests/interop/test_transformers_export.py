@@ -57,7 +57,7 @@ def test_imported_exports_have_equal_log_probs(config, vocabulary, tmp_path):
     assert again.notes == []
     assert again.search == {
         "beam_size": 4, "length_penalty": 1.0, "length_penalty_form": "power", "max_length": 510,
-        "min_length": 1,
+        "max_extra_length": 510, "max_source_length": 511, "min_length": 1, "early_stop": "current",
     }  # fmt: skip
 
 
