@@ -13,7 +13,6 @@ if [ "${1:-}" = "--slow" ]; then
   if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     missing=()
     command -v gcc > /dev/null || missing+=(gcc libc6-dev)
-    command -v openssl > /dev/null || missing+=(openssl)
     command -v chromium-headless-shell chromium chromium-browser google-chrome > /dev/null ||
       missing+=(chromium-headless-shell)
     if [ "${#missing[@]}" -gt 0 ]; then

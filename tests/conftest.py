@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import datetime
 import fcntl
 import functools
 import gc
@@ -369,38 +370,31 @@ def exported(once, run_dir, two_best):
     return once("exports", lambda folder: export(two_best, folder, **options)) / "1"
 
 
-_HERE = "IP:127.0.0.1,DNS:localhost"
-
-
-def _openssl(*arguments, folder):
-    done = subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
     """A folder with two authorities, ca and other, and with certificates of the first."""
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the command openssl, which is not here")
+    import trustme
+    from cryptography.hazmat.primitives import serialization
+
     folder = tmp_path_factory.mktemp("certificates")
-    new = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-    for name in ("ca", "other"):
-        usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
-        files = ("-keyout", f"{name}.key", "-out", f"{name}.pem")
-        _openssl(*new, "-x509", "-days", "2", *files, "-subj", f"/CN={name}", *usage, folder=folder)
-    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions")
-    for name, days, hosts in (
-        ("server", "2", _HERE),
-        ("client", "2", _HERE),
-        ("expired", "-1", _HERE),
-        ("elsewhere", "2", "DNS:mt.example.org"),
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    trustme.CA().cert_pem.write_to_path(folder / "other.pem")
+    here, yesterday = ("127.0.0.1", "localhost"), datetime.datetime.now() - datetime.timedelta(1)
+    for name, certificate in (
+        ("server", authority.issue_cert(*here)),
+        ("client", authority.issue_cert(*here)),
+        ("expired", authority.issue_cert(*here, not_after=yesterday)),
+        ("elsewhere", authority.issue_cert("mt.example.org")),
+        ("stranger", trustme.CA().issue_cert(*here)),
     ):
-        extensions = "authorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n"
-        (folder / "extensions").write_text(f"subjectAltName={hosts}\n{extensions}")
-        files = ("-keyout", f"{name}.key", "-out", f"{name}.csr")
-        _openssl(*new, *files, "-subj", f"/CN={name}", folder=folder)
-        files = ("-in", f"{name}.csr", "-out", f"{name}.pem")
-        _openssl("x509", "-req", *files, *signed, "-days", days, folder=folder)
-    _openssl("ec", "-in", "client.key", "-aes256", "-passout", "pass:secret", "-out",
-            "encrypted.key", folder=folder)  # fmt: skip
+        certificate.private_key_pem.write_to_path(folder / f"{name}.key")
+        certificate.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
+    key = serialization.load_pem_private_key((folder / "client.key").read_bytes(), None)
+    encrypted = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (folder / "encrypted.key").write_bytes(encrypted)
     return folder

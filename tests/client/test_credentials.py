@@ -85,7 +85,7 @@ def test_mutual_tls(serve, connect, certificates, model, monkeypatch):
     with serve(mutual=True) as address:
         with connect(address, root_certificates="~/ca.pem", **pair("client")) as client:
             assert client.translate(["a"])[0][0].text == "A"
-        for other in ({}, pair("other")):
+        for other in ({}, pair("stranger")):
             assert "no answer from" in refusal(connect(address, **other))
     assert len(model.requests) == 1
 
