@@ -6,10 +6,7 @@ and the schedule of the paper (5.3) beside other decays, all in `keras.ops`.
 Shapes: B batch, T target length, V vocabulary.
 """
 
-import contextlib
-import contextvars
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -18,6 +15,7 @@ from keras import ops
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
+from keras_transformer.xla import in_xla, max_and_sum_of_exponentials
 
 __all__ = [
     "TRAINING_PREFIX",
@@ -33,24 +31,6 @@ __all__ = [
 # Name prefix of metrics that a model updates in `call` during training only: evaluation does not
 # show them.
 TRAINING_PREFIX = "train_"
-
-
-# Whether XLA makes one pass over the logits of all that reads them alike.
-_IS_FUSED = contextvars.ContextVar("is_fused", default=keras.backend.backend() == "jax")
-
-
-@contextlib.contextmanager
-def fused(is_fused: bool = True) -> Iterator[None]:
-    """Has loss and metrics computed in passes that XLA fuses, within the block.
-
-    Without XLA each operation is a pass over the logits: then ready-made kernels (softmax, gather,
-    scatter) take fewer of them.
-    """
-    token = _IS_FUSED.set(is_fused)
-    try:
-        yield
-    finally:
-        _IS_FUSED.reset(token)
 
 
 def check_padded(name: str, ids: Any) -> None:
@@ -127,16 +107,20 @@ def _matching_labels(labels: Tensor, logits: Tensor) -> Tensor:
     return labels
 
 
-def log_normalizer(logits: Tensor) -> Tensor:
+def log_normalizer(logits: Tensor, is_fused: bool) -> Tensor:
     """Returns log Z = log(sum(exp(logits))) [N] of float32 logits [N, V].
 
-    Without XLA it is max(z) - log(max(softmax(z))): the softmax is one fused pass, which the
-    gradient needs anyway, and its largest entry is at least 1/V, so that its logarithm is exact.
+    Args:
+        logits: a softmax's argument.
+        is_fused: whether XLA compiles the sum, so that operations share passes over the logits.
+            Without XLA log Z is max(z) - log(max(softmax(z))): the softmax is one fused pass,
+            which the gradient needs anyway, and its largest entry is at least 1/V, so that its
+            logarithm is exact.
     """
-    best = ops.max(logits, axis=-1)  # [N]
-    if _IS_FUSED.get():
-        return best + ops.log(ops.sum(ops.exp(logits - best[:, None]), axis=-1))
-    return best - ops.log(ops.max(ops.softmax(logits), axis=-1))
+    if is_fused:
+        best, total = max_and_sum_of_exponentials(logits)
+        return best + ops.log(total)
+    return ops.max(logits, axis=-1) - ops.log(ops.max(ops.softmax(logits), axis=-1))
 
 
 def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
@@ -144,12 +128,16 @@ def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
     return ops.squeeze(ops.take_along_axis(logits, labels[:, None], axis=-1), -1)
 
 
-def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> Tensor:
+def smoothed_cross_entropy(
+    labels: Tensor, logits: Tensor, smoothing: float, is_fused: bool
+) -> Tensor:
     """Returns the loss [N] of each token, for int32 labels [N] and float32 logits [N, V].
 
     See `SmoothedCrossEntropy`. The gradient is written out, softmax(z) - smoothing / V, less
     1 - smoothing at the label: the automatic one scatters into a zero matrix [N, V], which on a
-    CPU took a third of a whole training step.
+    CPU took a third of a whole training step. With XLA (`is_fused`) it is one pass that compares
+    each column with the label; without, ready-made kernels (softmax, gather, scatter) take fewer
+    passes.
     """
 
     @ops.custom_gradient
@@ -157,20 +145,18 @@ def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> 
         # All from the argument: under JAX a custom gradient cannot close over values that depend
         # on what is differentiated (UnexpectedTracerError).
         count, size = ops.shape(logits)
-        labelled = (1.0 - smoothing) * _label_logits(labels, logits)
-        value = log_normalizer(logits) - labelled
+        normalizer = log_normalizer(logits, is_fused)
+        value = normalizer - (1.0 - smoothing) * _label_logits(labels, logits)
         if smoothing:  # 0 times the mean of logits with -inf, of tokens ruled out, is NaN
             value = value - smoothing * ops.mean(logits, axis=-1)
-        is_fused = _IS_FUSED.get()
 
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> Tensor:
             slope = (args[0] if upstream is None else upstream)[:, None]  # [N, 1]
             if is_fused:
-                with fused():
-                    normalizer = log_normalizer(logits)[:, None]
                 is_label = ops.equal(ops.arange(size, dtype="int32"), labels[:, None])  # [N, V]
                 expected = ops.where(is_label, 1.0 - smoothing, 0.0)
-                return (ops.exp(logits - normalizer) - smoothing / size - expected) * slope
+                probabilities = ops.exp(logits - normalizer[:, None])
+                return (probabilities - smoothing / size - expected) * slope
             others = (ops.softmax(logits) - smoothing / size) * slope  # [N, V]
             own = ops.take_along_axis(others, labels[:, None], axis=-1) - (1 - smoothing) * slope
             rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
@@ -236,7 +222,8 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """Returns the loss of each token, [B, T], for labels [B, T] and logits [B, T, V]."""
-        losses = smoothed_cross_entropy(*_flat_labels_and_logits(y_true, y_pred), self.smoothing)
+        labels, logits = _flat_labels_and_logits(y_true, y_pred)
+        losses = smoothed_cross_entropy(labels, logits, self.smoothing, is_fused=in_xla())
         return ops.reshape(losses, ops.shape(y_true))
 
     def get_config(self) -> dict[str, Any]:
@@ -278,7 +265,7 @@ class Perplexity(keras.metrics.Mean):
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         labels, logits = _flat_labels_and_logits(y_true, y_pred)
-        losses = log_normalizer(logits) - _label_logits(labels, logits)
+        losses = log_normalizer(logits, in_xla()) - _label_logits(labels, logits)
         super().update_state(losses, _weights(y_true, y_pred, sample_weight))
 
     def result(self) -> Tensor:

@@ -3,6 +3,8 @@
 Shapes: B batch, T target length, V vocabulary.
 """
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -17,7 +19,6 @@ from keras_transformer.objectives import (
     TargetTokens,
     TokenAccuracy,
     WarmUp,
-    fused,
     log_normalizer,
 )
 
@@ -101,7 +102,18 @@ def test_normalizer_is_exact_for_huge_and_equal_logits():
         [[1e4, -1e4, 0, 0], [-1e4, -1e4, -1e4, -1e4], [1e4, 1e4, 1e4, 1e4], [0, 0, 0, 0]], "float32"
     )
     expected = [1e4, np.log(4) - 1e4, 1e4 + np.log(4), np.log(4)]
-    np.testing.assert_allclose(log_normalizer(logits), expected, rtol=2e-7)
+    np.testing.assert_allclose(log_normalizer(logits, is_fused=False), expected, rtol=2e-7)
+    compiled = tf.function(log_normalizer, jit_compile=True)
+    np.testing.assert_allclose(compiled(logits, is_fused=True), expected, rtol=2e-7)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_compiled_normalizer_of_broken_logits_is_not_finite(broken):
+    compiled = tf.function(log_normalizer, jit_compile=True)
+    logits = np.array([[0, broken, 1, 2], [0, -np.inf, 0, -np.inf]], "float32")
+    result = compiled(logits, is_fused=True).numpy()
+    assert not np.isfinite(result[0])
+    assert result[1] == pytest.approx(np.log(2))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -295,21 +307,31 @@ def test_labels_outside_the_vocabulary_are_an_error_or_not_a_number():
     assert np.isnan(compiled(tf.constant(wrong), tf.constant(LOGITS)))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_fused_passes_are_exact(smoothing, jit_compile):
-    random = np.random.default_rng(1)
-    labels = random.integers(1, 4000, (2, 8))
-    logits = random.normal(scale=4.0, size=(2, 8, 4000)).astype("float32")
+def compiled_loss(labels, smoothing):
+    """The loss of logits and its gradient, as a program of XLA."""
 
-    @tf.function(jit_compile=jit_compile)
+    @tf.function(jit_compile=True)
     def compiled(logits):
-        with tf.GradientTape() as tape, fused():
+        with tf.GradientTape() as tape:
             tape.watch(logits)
             loss = SmoothedCrossEntropy(smoothing)(labels, logits)
         return loss, tape.gradient(loss, logits)
 
-    loss, gradient = compiled(tf.constant(logits))
+    return compiled
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_fused_passes_are_exact(smoothing):
+    random = np.random.default_rng(1)
+    labels = random.integers(1, 4000, (2, 8))
+    logits = random.normal(scale=4.0, size=(2, 8, 4000)).astype("float32")
+    loss, gradient = compiled_loss(labels, smoothing)(tf.constant(logits))
     expected, slope = reference(labels, logits, smoothing)
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
     np.testing.assert_allclose(gradient, slope, atol=1e-6 / labels.size, rtol=1e-5)
+
+
+def test_compiled_normalizer_reads_the_logits_once():
+    program = compiled_loss(LABELS, 0.0).experimental_get_compiler_ir(LOGITS)(stage="hlo")
+    (reduction,) = re.findall(r"= (.*) reduce\(f32\[6,5\]", program)
+    assert reduction.count("f32[6]") == 2  # maximum and sum

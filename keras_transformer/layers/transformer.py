@@ -30,6 +30,7 @@ from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
 from keras_transformer.layers.masks import keras_mask
 from keras_transformer.layers.windowed_attention import WindowedSelfAttention
+from keras_transformer.xla import barrier, in_xla
 
 ACTIVATIONS = {
     "relu": ops.relu,
@@ -107,16 +108,59 @@ class LayerNormalization(Layer):
     def call(self, x: Tensor) -> Tensor:
         """Returns x [..., D] normalized, of the same shape and dtype."""
         # Half precision cannot hold the sum of squares.
-        full = ops.cast(x, full_precision(x.dtype))
-        centered = full - ops.mean(full, axis=-1, keepdims=True)
-        variance = ops.mean(ops.square(centered), axis=-1, keepdims=True)
+        full = full_precision(x.dtype)
+        gain, bias = ops.cast(self.gain, full), ops.cast(self.bias, full)
+        if self.form == "variance" and keras.backend.backend() == "tensorflow" and in_xla():
+            return ops.cast(_normalized(x, gain, bias, self.epsilon, full), self.compute_dtype)
+        _, centered, variance = _moments(x, full)
         if self.form == "variance":
             normal = centered * ops.rsqrt(variance + self.epsilon)
         else:
             # The square root has no finite slope at 0; a tiny floor keeps gradients finite.
             normal = centered / (ops.sqrt(ops.maximum(variance, 1e-24)) + self.epsilon)
-        gain, bias = ops.cast(self.gain, full.dtype), ops.cast(self.bias, full.dtype)
         return ops.cast(normal * gain + bias, self.compute_dtype)
+
+
+def _moments(x: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns mean [..., 1], x - mean [..., D] and variance [..., 1] of x [..., D]."""
+    x = ops.cast(x, dtype)
+    mean = ops.mean(x, axis=-1, keepdims=True)
+    centered = x - mean
+    return mean, centered, ops.mean(ops.square(centered), axis=-1, keepdims=True)
+
+
+def _normalized(x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, dtype: str) -> Tensor:
+    """Returns the normalized x [..., D] in a full precision, for XLA under TensorFlow.
+
+    Its gradient is written out, with n = (x - mean) * scale, scale = 1 / sqrt(variance + epsilon):
+        of x     scale * (u - mean(u) - n * mean(u * n)), u = upstream * gain
+        of gain  the sum of upstream * n over all vectors; of bias that of upstream
+    XLA would share n among them, and write it to memory in full precision for the sum over the
+    vectors. A barrier lets that sum read x, in half precision, and two numbers of each vector.
+    """
+
+    @ops.custom_gradient
+    def with_gradient(x: Tensor, gain: Tensor, bias: Tensor) -> tuple[Tensor, Any]:
+        mean, centered, variance = _moments(x, dtype)
+        scale = ops.rsqrt(variance + epsilon)
+
+        def gradient(upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            def mean_of(values: Tensor) -> Tensor:
+                return ops.mean(values, axis=-1, keepdims=True)
+
+            normal, u = centered * scale, upstream * gain
+            of_x = scale * (u - mean_of(u) - normal * mean_of(u * normal))
+            shared_mean, shared_scale = barrier(mean, scale)
+            normal = (ops.cast(x, dtype) - shared_mean) * shared_scale
+            vectors = list(range(len(x.shape) - 1))
+            of_gain, of_bias = (
+                ops.sum(values, axis=vectors) for values in (upstream * normal, upstream)
+            )
+            return ops.cast(of_x, x.dtype), of_gain, of_bias
+
+        return centered * scale * gain + bias, gradient
+
+    return with_gradient(x, gain, bias)
 
 
 class TransformerLayer(ReturnsScores, Layer):

@@ -30,7 +30,7 @@ from keras import ops
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.objectives import TRAINING_PREFIX, check_batch, check_ids, fused
+from keras_transformer.objectives import TRAINING_PREFIX, check_batch, check_ids
 from keras_transformer.xla import in_xla
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -381,7 +381,7 @@ def _accumulate(model: Any, data: Any, tokens: Tensor) -> list[Tensor | None]:
 
 
 def _gradients(model: Any, data: Any, tokens: Tensor) -> list[Tensor | None]:
-    with tf.GradientTape() as tape, fused(_uses_xla(model)):
+    with tf.GradientTape() as tape:
         loss = _loss_and_metrics(model, data, training=True)
         scaled = model.optimizer.scale_loss(loss / tokens)
     # Those of embeddings are sparse, which XLA, `while_loop` and some optimizers do not take.

@@ -86,6 +86,37 @@ def test_half_precision_inputs_have_float32_statistics(policy, form):
     np.testing.assert_allclose(tf.cast(result, tf.float32), exact, rtol=1.1 * digits)
 
 
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
+def test_norm_compiled_by_xla_has_the_same_gradients(policy):
+    layer = LayerNormalization(dtype=policy)
+    layer.build((None, None, 16))
+    random = np.random.default_rng(4)
+    for weight in layer.weights:
+        weight.assign(random.normal(size=16))
+    x, upstream = (
+        tf.cast(random.normal(2.0, 3.0, (4, 9, 16)), layer.compute_dtype) for _ in range(2)
+    )
+
+    def outputs_and_gradients():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x)
+        gradients = tape.gradient(y, [x, *layer.trainable_weights], output_gradients=upstream)
+        return [y, *gradients]
+
+    expected = outputs_and_gradients()
+    compiled = tf.function(outputs_and_gradients, jit_compile=True)
+    digits = 2e-6 if policy == "float32" else 2**-8  # bfloat16 rounds output and gradient of x
+    for result, value, precision in zip(
+        compiled(), expected, [digits, digits, 2e-6, 2e-6], strict=True
+    ):
+        assert result.dtype == value.dtype
+        value = np.asarray(tf.cast(value, tf.float32))
+        tolerance = precision * np.abs(value).max()
+        np.testing.assert_allclose(tf.cast(result, tf.float32), value, atol=tolerance)
+    assert "opt-barrier" in compiled.experimental_get_compiler_ir()(stage="hlo")
+
+
 # Residual connections: the sub-layers of an encoder layer replaced by constants
 
 
