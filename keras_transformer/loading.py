@@ -1,16 +1,71 @@
-"""Translators by name: of a training run, an export, or a model of another toolkit or the Hub."""
+"""Models by name: of a training run, an export, the package itself, another toolkit or the Hub."""
 
-from typing import Any
+import pathlib
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from keras_transformer import inference
+from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, local_path
 from keras_transformer.inference import BatchTranslator
-from keras_transformer.interop import locate, read_model
+from keras_transformer.interop import open_model
+from keras_transformer.models import Seq2SeqModel
+from keras_transformer.pretrained import load_pretrained, pretrained_models
 from keras_transformer.serving.export import load_exported
 from keras_transformer.serving.model_folder import check_version
-from keras_transformer.tasks import TranslationTask
-from keras_transformer.training import RunDirectory
+from keras_transformer.text import Vocabulary
+from keras_transformer.training import RunConfigs, RunDirectory
+
+
+class NamedModel(NamedTuple):
+    """A model that is no run of this machine.
+
+    Attributes:
+        model, source, target: the model and its vocabularies.
+        configs: its settings, without data and training.
+        notes: lines for the user.
+    """
+
+    model: Seq2SeqModel
+    source: Vocabulary
+    target: Vocabulary
+    configs: RunConfigs
+    notes: Sequence[str] = ()
+
+    def write_run(self, run_dir: Path) -> RunDirectory:
+        """Writes the model as a run, to fine-tune or to give to commands, and returns the run."""
+        run = RunDirectory(run_dir)
+        run.write(self.configs, self.source, self.target, self.model)
+        return run
+
+
+def is_pretrained(name: Path) -> bool:
+    """Whether a name is that of a model in the package; `./en-de` is the folder."""
+    return isinstance(name, str) and name in pretrained_models()
+
+
+def find_model(name: Path) -> NamedModel:
+    """Returns a model of the package, of another toolkit or of the Hub by its name.
+
+    Raises:
+        InputError: there is no such model, or it cannot be read.
+    """
+    if is_pretrained(name):
+        return NamedModel(*load_pretrained(str(name)))
+    path = local_path(name)
+    if "/" not in str(name) and not path.exists():
+        raise InputError(
+            f"there is no model or folder {name}; the package has the models "
+            f"{', '.join(pretrained_models()) or 'none'}, a model of the Hub is named owner/name"
+        )
+    foreign, origin = open_model(str(name))
+    model = foreign.to_model()
+    configs = RunConfigs(
+        model.config, None, TrainingConfig(), search=dict(foreign.search), origin=origin
+    )
+    return NamedModel(model, *foreign.vocabularies, configs, foreign.notes)
 
 
 class Translator(inference.Translator):
@@ -18,19 +73,20 @@ class Translator(inference.Translator):
 
     @classmethod
     def load(cls, name: Path, checkpoint: str = "auto", **search: Any) -> BatchTranslator:
-        """Returns the translator that a name stands for.
+        """Returns the translator that a name stands for, and warns of what its files lack.
 
         Args:
-            name: the folder of a training run; the folder of an exported version; the folder or
-                file of another toolkit's model; or the name of a model on the Hugging Face Hub,
-                which is downloaded.
-            checkpoint: of a run, see `Checkpoints.find`.
+            name: of a model in the package, such as "en-de", which needs no network; the folder of
+                a training run; the folder of an exported version; the folder or file of another
+                toolkit's model; or the name of a model on the Hugging Face Hub, such as
+                "Helsinki-NLP/opus-mt-en-de", which is downloaded. "./en-de" is a folder.
+            checkpoint: of a run, see `Checkpoints.find`; other models have only "auto".
             **search: fields of `SearchConfig` to change, such as `beam_size`; an export has its
                 own.
 
         Raises:
             InputError: there is no such model, or it cannot be read; or a search option was given
-                for an export.
+                for an export, or a checkpoint for anything but a run.
 
         Example:
             >>> translator = Translator.load("runs/numbers")
@@ -38,13 +94,15 @@ class Translator(inference.Translator):
             zweihundert
         """
         path = local_path(name)
-        is_run = (path / "config.json").is_file() and (path / "source.model").is_file()
-        if is_run and not (path / "model.bin").exists():  # an export to CTranslate2
+        if not is_pretrained(name) and _is_run(path):
             run = RunDirectory(path)
-            configs = run.configs()
-            model, vocabularies = run.load_model(checkpoint), run.vocabularies()
-            task, config = configs.task, configs.search_config(search)
-        elif (path / "saved_model.pb").is_file() or (path / "models.config").is_file():
+            configs, model = run.configs(), run.load_model(checkpoint)
+            vocabularies = run.vocabularies()
+        elif checkpoint != "auto":
+            raise InputError(
+                f"checkpoint={checkpoint!r} is for a training run, and {name} is none; remove it"
+            )
+        elif not is_pretrained(name) and _is_export(path):
             check_version(path)  # suggests a version where the folder has several
             if search:
                 raise InputError(
@@ -52,8 +110,18 @@ class Translator(inference.Translator):
                 )
             return load_exported(path)
         else:
-            foreign = read_model(locate(str(name)))
-            model, vocabularies = foreign.to_model(), foreign.vocabularies
-            task = TranslationTask()
-            config = task.search_config({**foreign.search, **search})
-        return cls(model, *vocabularies, config, task=task).with_cached_projection()
+            named = find_model(name)
+            model, configs, vocabularies = named.model, named.configs, (named.source, named.target)
+            for note in named.notes:
+                warnings.warn(note, stacklevel=2)
+        translator = cls(model, *vocabularies, configs.search_config(search), task=configs.task)
+        return translator.with_cached_projection()
+
+
+def _is_run(path: pathlib.Path) -> bool:
+    is_run = (path / "config.json").is_file() and (path / "source.model").is_file()
+    return is_run and not (path / "model.bin").exists()  # an export to CTranslate2
+
+
+def _is_export(path: pathlib.Path) -> bool:
+    return (path / "saved_model.pb").is_file() or (path / "models.config").is_file()

@@ -50,10 +50,13 @@ def test_export_is_loaded(exported, two_best):
     assert str(translator.translate("two cat")) == str(two_best.translate("two cat"))
     with pytest.raises(InputError, match=r"beam_size was fixed when .*/1 was exported; remove it"):
         Translator.load(exported, beam_size=2)
+    with pytest.raises(InputError, match=r"checkpoint='best' is for a training run, and .*/1 is n"):
+        Translator.load(exported, checkpoint="best")
 
 
 def test_model_of_another_toolkit_is_loaded(sample_model):
-    translator = Translator.load(sample_model("hf_marian"), max_extra_length=3)
+    with pytest.warns(UserWarning, match="Begin a sentence with the code of a language .* >>deu<<"):
+        translator = Translator.load(sample_model("hf_marian"), max_extra_length=3)
     assert str(translator.translate("a"))
 
 
@@ -66,8 +69,9 @@ def test_export_to_ctranslate2_is_loaded(trained, tmp_path):
 @pytest.mark.parametrize(
     ("name", "part"),
     [
-        ("runs/none", "there is no file or folder runs/none; for a model|huggingface_hub"),
-        ("nothing", "nothing does not exist; give the folder of a model, or its file"),
+        ("runs/none", "there is no file or folder runs/none"),
+        ("nothing", "no model or folder nothing; the package has the models"),
+        ("./nothing", "nothing does not exist; give the folder of a model, or its file"),
         ("gs://bucket/run", "gs://bucket/run is not on this machine"),
     ],
 )

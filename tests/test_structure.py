@@ -23,7 +23,7 @@ FLOORS = {
     "client": 1, "layers": 1, "objectives": 1, "search": 1, "text": 1,
     "data": 2, "models": 2,
     "tasks": 3, "inference": 4, "training": 5,
-    "explorer": 6, "interop": 6, "serving": 6,
+    "explorer": 6, "interop": 6, "pretrained": 6, "serving": 6,
     "loading": 7, "commands": 8,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.

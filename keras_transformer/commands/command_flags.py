@@ -167,6 +167,17 @@ def define_run_dirs_flag() -> "flags.FlagHolder[str]":
     )
 
 
+def define_model_flag() -> "flags.FlagHolder[str | None]":
+    """Defines --model of commands that also read models that are no runs."""
+    return flags.DEFINE_string(
+        "model",
+        None,
+        "Instead of --run_dir, a model in the package, such as en-de; the folder or file of "
+        "another toolkit's model; or its name on the Hugging Face Hub. Import settings are "
+        "detected; use import_model to set them.",
+    )
+
+
 def define_checkpoint_flag() -> "flags.FlagHolder[str]":
     """Defines --checkpoint, whose value `Checkpoints.find` understands."""
     return flags.DEFINE_string(

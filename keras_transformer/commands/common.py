@@ -75,6 +75,31 @@ def task_of(card: Mapping[str, Any]) -> "Task":
     return TranslationTask()
 
 
+def check_model_flags() -> None:
+    """Raises `InputError` for flags that --model excludes."""
+    if flags.FLAGS["model"].value is not None and flags.FLAGS["checkpoint"].present:
+        raise InputError("--checkpoint cannot be combined with --model; remove it")
+
+
+@contextlib.contextmanager
+def runs_to_read(run_dirs: str | None, model: str | None) -> Iterator[str]:
+    """Yields --run_dir, or the temporary run of --model, whose notes it prints on standard error.
+
+    Raises:
+        InputError: there is no such model, or it cannot be read.
+    """
+    if model is None:
+        yield run_dirs or ""
+        return
+    from keras_transformer.loading import find_model
+
+    named = find_model(model)
+    for note in named.notes:
+        print(note, file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        yield str(named.write_run(pathlib.Path(folder) / "run").path)
+
+
 def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirectory, str]]":
     """Returns runs and the full names of their checkpoints: one model each.
 

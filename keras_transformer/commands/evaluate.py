@@ -3,6 +3,7 @@ sacreBLEU (with its signature), chrF and exact match for translations, EVALB's F
 
 keras-transformer evaluate --run_dir=runs/numbers
 keras-transformer evaluate --run_dir=runs/mine --source=test.en --target=test.de --json
+keras-transformer evaluate --model=en-de --source=test.en --target=test.de
 keras-transformer evaluate --task=parsing --answers=parsed.mrg --file=gold.mrg
 """
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     Evaluated = tuple[Task, ParallelText, list[list[str]], dict[str, Any]]
 
 _RUN_DIR = command_flags.define_run_dirs_flag()
+_MODEL = command_flags.define_model_flag()
 _ANSWERS = command_flags.define_path(
     "answers", None, "File of outputs to score, instead of those of --run_dir."
 )
@@ -72,15 +74,23 @@ command_flags.define_task_options()
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    if (_RUN_DIR.value is None) == (_ANSWERS.value is None):
-        raise InputError("give either --run_dir or --answers")
+    if [_RUN_DIR.value, _MODEL.value, _ANSWERS.value].count(None) != 2:
+        raise InputError("give --run_dir, --model or --answers, one of the three")
     if (_SOURCE.value is None) != (_TARGET.value is None):
         raise InputError("--source and --target must be given together; one is missing")
     if None not in (_SOURCE.value, _FILE.value):
         raise InputError("--file cannot be combined with --source and --target; remove one")
     _reject_unused_flags()
+    common.check_model_flags()
     common.check_outputs([_OUTPUT, _EACH])
-    evaluated = _read_answers(_ANSWERS.value) if _ANSWERS.value else _answer(_RUN_DIR.value or "")
+    if _ANSWERS.value:
+        evaluated = _read_answers(_ANSWERS.value)
+    else:
+        given = command_flags.given_flags(SearchConfig)
+        check_options(given)  # reports a wrong value before loading
+        common.load_tensorflow(one_dnn=False)
+        with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
+            evaluated = _answer(run_dirs, given)
     task, text, n_best, made_by = evaluated
     outputs = [best for best, *_ in n_best]
     if _OUTPUT.value is not None:
@@ -122,11 +132,13 @@ def _reject_unused_flags() -> None:
             raise InputError(f"--{name} cannot be combined with --{option}; remove it")
 
 
-def _answer(run_dirs: str) -> "Evaluated":
-    """Translates the test set with the models of runs."""
-    given = command_flags.given_flags(SearchConfig)
-    check_options(given)  # reports a wrong value before loading
-    common.load_tensorflow(one_dnn=False)
+def _answer(run_dirs: str, given: dict[str, Any]) -> "Evaluated":
+    """Translates the test set with the models of runs.
+
+    Args:
+        run_dirs: separated by commas.
+        given: search options.
+    """
     from keras_transformer.inference import Translator
     from keras_transformer.training.prepare import read_test_text
 
@@ -151,7 +163,7 @@ def _answer(run_dirs: str) -> "Evaluated":
         for answers, source in zip(results, text.source, strict=True)
     ]
     made_by = {
-        "checkpoint": ",".join(name for _, name in found),
+        "checkpoint": _MODEL.value or ",".join(name for _, name in found),
         "checkpoint_sha256": [run.checkpoints().digest(name) for run, name in found],
         "search": dataclasses.asdict(search),
         "versions": package_versions(),

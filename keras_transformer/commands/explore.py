@@ -3,6 +3,7 @@
 keras-transformer explore --run_dir=runs/mine "A man rides a horse." --output=page.html
 keras-transformer explore --run_dir=runs/mine,runs/larger "One." "Two." --output=page.html
 keras-transformer explore --run_dir=runs/mine --serve
+keras-transformer explore --model=en-de "Good morning." --output=page.html
 
 The page is one file that loads nothing else. With --serve it translates sentences that you type,
 until Ctrl-C.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _RUN_DIR = command_flags.define_path(
     "run_dir", None, "Directory of a training run. Several, separated by commas, are compared."
 )
+_MODEL = command_flags.define_model_flag()
 _SAVED_MODEL = command_flags.define_path(
     "saved_model",
     None,
@@ -60,8 +62,11 @@ _LEAST_SHARE = 0.15  # of a word's attention; the figure hides weights below it
 
 def main(arguments: list[str]) -> None:
     outputs = [each for each in (_OUTPUT.value, _PNG.value, _BERTVIZ.value) if each]
-    if _RUN_DIR.value is None and _SAVED_MODEL.value is None:
-        raise InputError("give --run_dir or --saved_model")
+    if all(flag.value is None for flag in (_RUN_DIR, _MODEL, _SAVED_MODEL)):
+        raise InputError("give --run_dir, --model or --saved_model")
+    if _RUN_DIR.value is not None and _MODEL.value is not None:
+        raise InputError("give either --run_dir or --model")
+    common.check_model_flags()
     if _SERVE.value == bool(outputs) or _SERVE.value == bool(arguments):
         raise InputError(
             'give sentences and --output=page.html, for example: explore --run_dir=... "A man '
@@ -77,7 +82,7 @@ def main(arguments: list[str]) -> None:
         check_unicode("a sentence", sentence)
     if _PNG.value:
         common.load_matplotlib()
-    if _RUN_DIR.value is None:
+    if _RUN_DIR.value is None and _MODEL.value is None:
         for name in ("checkpoint", *command_flags.given_flags(SearchConfig)):
             if flags.FLAGS[name].present:
                 raise InputError(f"--{name} was fixed when the model was exported; remove it")
@@ -102,14 +107,14 @@ def _inspectors() -> "list[Inspector]":
 
     inspectors = []
     search = command_flags.given_flags(SearchConfig)
-    run_dir = _RUN_DIR.value
-    for run, checkpoint in common.find_checkpoints(run_dir, _CHECKPOINT.value) if run_dir else []:
-        configs = run.configs()
-        model, vocabularies = run.load_model(checkpoint), run.vocabularies()
-        name = f"{run.path} ({checkpoint})"
-        inspectors.append(
-            inspect_model(name, model, vocabularies, configs.task, configs.search_config(search))
-        )
+    with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
+        found = common.find_checkpoints(run_dirs, _CHECKPOINT.value) if run_dirs else []
+        for run, checkpoint in found:
+            configs = run.configs()
+            model, vocabularies = run.load_model(checkpoint), run.vocabularies()
+            name = _MODEL.value or f"{run.path} ({checkpoint})"
+            settings = configs.search_config(search)
+            inspectors.append(inspect_model(name, model, vocabularies, configs.task, settings))
     for version in (_SAVED_MODEL.value or "").split(","):
         if version:
             check_version(pathlib.Path(version))

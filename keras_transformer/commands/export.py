@@ -7,7 +7,6 @@ keras-transformer export --run_dir=runs/numbers --export_dir=exports/hf --format
 """
 
 import pathlib
-import tempfile
 from typing import TYPE_CHECKING, Any, Literal
 
 from absl import flags
@@ -24,12 +23,7 @@ if TYPE_CHECKING:
     Found = list[tuple[RunDirectory, str]]
 
 _RUN_DIR = command_flags.define_run_dirs_flag()
-_MODEL = flags.DEFINE_string(
-    "model",
-    None,
-    "Instead of --run_dir, a model of another toolkit: a folder or file, or its name on the "
-    "Hugging Face Hub. What import_model has flags for is found from the files.",
-)
+_MODEL = command_flags.define_model_flag()
 _EXPORT_DIR = command_flags.define_path(
     "export_dir", None, "The model's folder, which gets a folder for each version.", required=True
 )
@@ -85,8 +79,7 @@ def main(arguments: list[str]) -> None:
     _check_combinations(given)
     common.load_tensorflow()
 
-    with tempfile.TemporaryDirectory() as folder:
-        run_dirs = _RUN_DIR.value or _import(str(_MODEL.value), pathlib.Path(folder))
+    with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
         found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
         if _FORMAT.value == "ctranslate2":
             path = _export_ctranslate2(found)
@@ -117,17 +110,6 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
     for name, other in useless.items():
         if flags.FLAGS[name].present:
             raise InputError(f"--{name} cannot be combined with {other}; remove it")
-
-
-def _import(model: str, folder: pathlib.Path) -> str:
-    """Imports a model of another toolkit into a folder; returns its run directory."""
-    from keras_transformer.interop import find_format, import_run, locate, origin_of, read_model
-
-    path = locate(model)
-    format_name = find_format(path)
-    run_dir = folder / "run"
-    import_run(read_model(path, format_name), run_dir, origin_of(model, path, format_name))
-    return str(run_dir)
 
 
 def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:

@@ -1,4 +1,4 @@
-"""Makes a run directory of a model that another toolkit trained: to translate, evaluate or export.
+"""Makes a run directory of another toolkit's model: to fine-tune, translate, evaluate or export.
 
 keras-transformer import_model --model=Helsinki-NLP/opus-mt-en-de --run_dir=runs/opus
 keras-transformer import_model --model=path/to/opus-mt-en-de --run_dir=runs/opus
@@ -6,6 +6,10 @@ keras-transformer import_model --model=model.npz --run_dir=runs/marian \\
     --source_vocabulary=vocab.en.yml --target_vocabulary=vocab.de.yml
 keras-transformer import_model --model=ckpt-folder --run_dir=runs/onmt --num_heads=8 \\
     --source_vocabulary=src.vocab --target_vocabulary=tgt.vocab
+
+A name without a slash is first that of a model in the package:
+
+keras-transformer import_model --model=en-de --run_dir=runs/en-de
 
 Formats: transformers (MarianMTModel of Hugging Face), marian, fairseq, opennmt_py, eole,
 opennmt_tf and ctranslate2. Nothing of those toolkits is needed.
@@ -80,9 +84,17 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.interop import find_format, import_run, locate, origin_of, read_model
     from keras_transformer.interop.foreign import ImportOptions
+    from keras_transformer.loading import find_model, is_pretrained
     from keras_transformer.training import RunDirectory
 
     RunDirectory(run_dir).check_is_new()  # before a download
+    if is_pretrained(_MODEL.value):
+        for name in ("format", "revision", "source_spm", *_READ_BY):
+            if flags.FLAGS[name].present:
+                raise InputError(f"--{name} is not for models of the package; remove it")
+        run = find_model(_MODEL.value).write_run(run_dir)
+        print(f"The run is in {run.path}: fine-tune, translate, evaluate or export it.")
+        return
     path = locate(_MODEL.value, _REVISION.value)
     format_name = _FORMAT.value or find_format(path)
     for name, formats in _READ_BY.items():
@@ -106,8 +118,6 @@ def _pair(name: str, source: str | None, target: str | None) -> tuple[pathlib.Pa
 
 def _summarize(model: "ForeignModel", format_name: str) -> None:
     """Prints what was found."""
-    from keras_transformer.text.learning import kind_of
-
     config = model.config
     values = config.to_dict()
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
@@ -118,8 +128,3 @@ def _summarize(model: "ForeignModel", format_name: str) -> None:
         print(f"{label}: {', '.join(f'{name} {value}' for name, value in found.items())}")
     for note in model.notes:
         print(note)
-    if kind_of(model.vocabularies[0]) == "word":
-        print(
-            "The text must be tokenized as for the model's training, with spaces between tokens; "
-            "where they are pieces such as un@@, translate with --remove_bpe."
-        )

@@ -4,6 +4,7 @@ echo "two hundred and five" | keras-transformer translate --run_dir=runs/numbers
 keras-transformer translate --saved_model=exports/numbers/1 input.en > output.de
 keras-transformer translate --run_dir=runs/numbers --references=output.de input.en > scores.tsv
 keras-transformer translate --run_dir=runs/numbers --output=output.de input.en
+echo "Good morning." | keras-transformer translate --model=en-de
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from keras_transformer.inference import BatchTranslator, Translator
 
 _RUN_DIR = command_flags.define_run_dirs_flag()
+_MODEL = command_flags.define_model_flag()
 _SAVED_MODEL = command_flags.define_path(
     "saved_model", None, "An exported version to translate with, instead of --run_dir."
 )
@@ -39,17 +41,19 @@ command_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
-    if (_RUN_DIR.value is None) == (_SAVED_MODEL.value is None):
-        raise InputError("give --run_dir or --saved_model, one of the two")
-    if _SAVED_MODEL.value is not None and _CHECKPOINT.present:
+    if [_RUN_DIR.value, _MODEL.value, _SAVED_MODEL.value].count(None) != 2:
+        raise InputError("give --run_dir, --model or --saved_model, one of the three")
+    is_export = _SAVED_MODEL.value is not None
+    if is_export and _CHECKPOINT.present:
         raise InputError("--checkpoint was chosen when the model was exported; remove it")
+    common.check_model_flags()
     given = command_flags.given_flags(SearchConfig)
     line_flags = command_flags.given_flags(line_io.Job)
     job = line_io.Job(inputs=tuple(arguments), search=given, **line_flags)
     common.check_outputs([flags.FLAGS["output"]], arguments, are_jobs=True)
     version = pathlib.Path(_SAVED_MODEL.value or "")
     card: dict[str, Any] = {}
-    if _RUN_DIR.value is not None:
+    if not is_export:
         check_options(given)  # reports a wrong value before loading
     else:
         check_version(version)
@@ -57,8 +61,10 @@ def main(arguments: list[str]) -> None:
         _check_options(given, card)
     common.load_tensorflow(one_dnn=False)
     model: BatchTranslator | Translator
-    if _RUN_DIR.value is not None:
-        model, task, files = _load_run(_RUN_DIR.value, given)
+    if not is_export:
+        with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
+            model, task, files = _load_run(run_dirs, given)
+            hashes = _hashes(files) if job.output is not None else {}
         job = dataclasses.replace(job, search={})  # which the translator has
         search = model.search.to_dict()
         vocabulary = model.source_tokenizer.vocabulary
@@ -69,6 +75,7 @@ def main(arguments: list[str]) -> None:
         model, task = load_exported(version), common.task_of(card)
         # The second has checksums of the weights.
         files = [version / "saved_model.pb", version / "variables" / "variables.index"]
+        hashes = _hashes(files) if job.output is not None else {}
         search = card["search"]
         # The vocabulary is in the graph; a word has at least one token.
         num_tokens = lambda line: len(line.split())  # noqa: E731
@@ -85,14 +92,14 @@ def main(arguments: list[str]) -> None:
         job.groups(),
         search["max_source_length"],
         num_tokens,
-        is_exact=_RUN_DIR.value is not None,
+        is_exact=not is_export,
         language=job.split_sentences,
     )
     line_io.answer_lines(
         job,
         model,
         groups,
-        identity=_identity(files, search) if job.output is not None else {},
+        identity=_identity(hashes, search),
         num_translations=search.get("num_translations", 1),
         postprocess=task.postprocess,
         target_text=task.target_text,
@@ -100,14 +107,22 @@ def main(arguments: list[str]) -> None:
     )
 
 
-def _identity(files: Iterable[pathlib.Path], search: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(hashes: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what the output depends on beside the input: flags, and the model's weights."""
     # Samples may depend on the batch, translations of beam search do not.
     same_output = [] if search.get("method") == "sampling" else ["batch_size"]
-    hashes = {str(path): file_identity(path) for path in files if path.exists()}
     return {
         **command_flags.flag_values(__name__, without=["output", "restart", *same_output]),
-        "weights of the model": hashes,
+        "weights of the model": dict(hashes),
+    }
+
+
+def _hashes(files: Iterable[pathlib.Path]) -> dict[str, Any]:
+    """Returns the identity of each file by its path; by its name alone if it is temporary."""
+    return {
+        path.name if _MODEL.value is not None else str(path): file_identity(path)
+        for path in files
+        if path.exists()
     }
 
 

@@ -4,6 +4,7 @@ A toolkit's reader is one file, and describes the model as a `ForeignModel` (`fo
 `ctranslate2.py` and `transformers.py` also write their format.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +20,13 @@ from keras_transformer.interop.marian import is_marian, read_marian
 from keras_transformer.interop.opennmt import is_eole, is_opennmt_py, read_eole, read_opennmt_py
 from keras_transformer.interop.opennmt_tf import is_opennmt_tf, read_opennmt_tf
 from keras_transformer.interop.transformers import is_transformers, read_transformers
+from keras_transformer.text.learning import kind_of
 from keras_transformer.training import RunConfigs, RunDirectory
+
+_TOKENIZED = (
+    "The text must be tokenized as for the model's training, with spaces between tokens; where "
+    "they are pieces such as un@@, translate with --remove_bpe."
+)
 
 
 class Format(NamedTuple):
@@ -80,6 +87,25 @@ def locate(model: str, revision: str | None = None) -> pathlib.Path:
     return local_path(model)
 
 
+class OpenedModel(NamedTuple):
+    """A model that was found by its name: the model, and where it came from, for config.json."""
+
+    model: ForeignModel
+    origin: dict[str, Any]
+
+
+def open_model(
+    name: str,
+    revision: str | None = None,
+    format_name: str | None = None,
+    given: ImportOptions | None = None,
+) -> OpenedModel:
+    """Returns a model by its path or its name on the Hub, see `locate` and `read_model`."""
+    path = locate(name, revision)
+    format_name = format_name or find_format(path)
+    return OpenedModel(read_model(path, format_name, given), origin_of(name, path, format_name))
+
+
 def read_model(
     path: pathlib.Path, format_name: str | None = None, given: ImportOptions | None = None
 ) -> ForeignModel:
@@ -95,7 +121,10 @@ def read_model(
     """
     format_name = format_name or find_format(path)
     check_choice("format", format_name, tuple(FORMATS))
-    return FORMATS[format_name].read(path, given or ImportOptions())
+    model = FORMATS[format_name].read(path, given or ImportOptions())
+    if kind_of(model.vocabularies[0]) == "word":
+        return dataclasses.replace(model, notes=[*model.notes, _TOKENIZED])
+    return model
 
 
 def origin_of(model: str, path: pathlib.Path, format_name: str) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def _symbols(file: pathlib.Path, args: Options, given: ImportOptions) -> tuple[S
         if not all(languages) and len(found) != 1:
             raise InputError(
                 f"{file} does not name its languages; name the dictionaries with "
-                "--source_vocabulary and --target_vocabulary"
+                "--source_vocabulary and --target_vocabulary of keras-transformer import_model"
             )
         named = [file.parent / f"dict.{language}.txt" for language in languages]
         paths = tuple(named if all(languages) else found * 2)
@@ -230,7 +230,7 @@ def _read_dictionary(path: pathlib.Path) -> Symbols:
     if not path.is_file():
         raise InputError(
             f"{path} is missing; name both dictionaries with --source_vocabulary and "
-            "--target_vocabulary"
+            "--target_vocabulary of keras-transformer import_model"
         )
     tokens = list(_RESERVED)
     for line in read_text(path).removesuffix("\n").split("\n"):

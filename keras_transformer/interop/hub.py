@@ -37,8 +37,13 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
     Example:
         >>> read_model(download("Helsinki-NLP/opus-mt-en-de"), "transformers")
     """
-    with needs_extra("hub"):
-        from huggingface_hub import constants, errors, hf_hub_download
+    try:
+        with needs_extra("hub"):
+            from huggingface_hub import constants, errors, hf_hub_download
+    except InputError as error:
+        raise InputError(
+            f"there is no file or folder {name}; a model of the Hub has such a name, but {error}"
+        ) from error
 
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
     page = f"{endpoint}/{name}"

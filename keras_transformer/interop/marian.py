@@ -252,7 +252,8 @@ def _files(
     if len(vocabularies) != 2:
         raise InputError(
             f"no decoder.yml beside {models[0]} names the vocabularies of source and target; name "
-            "them with --source_vocabulary and --target_vocabulary"
+            "them with --source_vocabulary and --target_vocabulary of keras-transformer "
+            "import_model"
         )
     return models[0], options, vocabularies
 

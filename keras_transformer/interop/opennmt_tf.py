@@ -40,13 +40,14 @@ def read_opennmt_tf(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
     """Returns the model of a checkpoint, or of the newest one in a folder."""
     if given.num_heads is None:
         raise InputError(
-            "a checkpoint of OpenNMT-tf does not tell how many attention heads the model has; give "
-            "--num_heads (8 for Transformer and TransformerBase, 16 for TransformerBig)"
+            "a checkpoint of OpenNMT-tf does not state how many attention heads the model has; "
+            "give --num_heads of keras-transformer import_model (8 for Transformer and "
+            "TransformerBase, 16 for TransformerBig)"
         )
     if not given.vocabularies:
         raise InputError(
             f"no file beside {path} names the vocabularies; give --source_vocabulary and "
-            "--target_vocabulary"
+            "--target_vocabulary of keras-transformer import_model"
         )
     tensors = _read_checkpoint(_newest(path))
     # A table that both sides share is stored once, as a rule under the features.

@@ -157,7 +157,7 @@ def word_vocabulary(symbols: Symbols, where: str) -> Vocabulary:
     if any(token.startswith(WORD_START) for token in symbols.others):
         raise InputError(
             f"the tokens of {where} are pieces of a SentencePiece model, and there is none beside "
-            "it; name it with --source_spm and --target_spm"
+            "it; name it with --source_spm and --target_spm of keras-transformer import_model"
         )
     pieces = [
         (token, 0.0, CONTROL) if token in _SPECIAL else (WORD_START + token, 0.0, NORMAL)

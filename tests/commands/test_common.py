@@ -94,7 +94,7 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("train --run_dir=x --train_source=a --train_target=b --dev_source=c", "dev_target must"),
         ("train --run_dir=~nobody-here/x", "there is no user 'nobody-here'"),
         ("train --flagfile=absent", "--flagfile=absent cannot be read: No such file"),
-        ("translate", "give --run_dir or --saved_model, one of the two"),
+        ("translate", "give --run_dir, --model or --saved_model, one of the three"),
         ("translate --run_dir=x --batch_size=-1", "--batch_size must be a positive integer, got"),
         ("translate --run_dir=x --num_translations=5 --beam_size=3", "5 is larger than beam_size"),
         ("translate --saved_model=exports/1 --beam_size=3", "no SavedModel in exports/1: it"),

@@ -96,7 +96,7 @@ def _contents(folder, *others):
         ("plot_run run --x=sustained_flops", "have no sustained_flops; choose a"),
         ("plot_run run --output=two", "--output must be a .png file"),
         ("plot_run untrained", "untrained: no loss yet; plot a run that has trained"),
-        ("explore p", "give --run_dir or --saved_model"),
+        ("explore p", "give --run_dir, --model or --saved_model"),
         ("explore --run_dir=run", "give sentences and --output=page.html"),
         ("explore --run_dir=run p", "give sentences and --output=page.html"),
         ("explore --run_dir=run --output=a.html", "give sentences and --output=page.html"),

@@ -1,5 +1,6 @@
 """Models of the Hugging Face Hub, offered by a server of this machine as the Hub does."""
 
+import sys
 from unittest import mock
 
 import pytest
@@ -107,6 +108,14 @@ def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_p
         InputError, match=r"no file or folder .*http://127.0.0.1:9 cannot be reached"
     ):
         locate(NAME)
+
+
+def test_mistyped_run_does_not_ask_for_the_package_of_the_hub(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(
+        InputError, match=r"no file or folder runs/nmbers; a model of the Hub .*'.\[hub\]'"
+    ):
+        locate("runs/nmbers")
 
 
 def test_names_of_the_hub_are_told_from_paths(tmp_path, monkeypatch):

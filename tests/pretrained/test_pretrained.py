@@ -1,0 +1,133 @@
+"""Models that come with the package: packed in half precision, loaded by name without a network."""
+
+import json
+import socket
+
+import numpy as np
+import pytest
+
+from keras_transformer import Translator, pretrained
+from keras_transformer.errors import InputError
+from keras_transformer.loading import find_model
+from keras_transformer.pretrained import load_pretrained, pack, pretrained_models
+from keras_transformer.training import RunDirectory
+
+_MOST_BYTES = 8_000_000
+
+
+@pytest.fixture(scope="module")
+def folder(run_dir, tmp_path_factory):
+    """A folder of models with the trained one as "words", with its own vocabulary for each side."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    card = folder / "card.md"
+    card.write_text("# Words\n\nLicence: CC0.\n")
+    pack(RunDirectory(run_dir), folder / "words", card)
+    return folder
+
+
+@pytest.fixture
+def packed(folder, monkeypatch):
+    monkeypatch.setattr(pretrained, "FOLDER", folder)
+    return folder
+
+
+def test_packed_model_is_half_as_large_and_keeps_no_path(packed, trained, run_dir):
+    assert pretrained_models() == ["words"]
+    folder = packed / "words"
+    assert (folder / "README.md").read_text() == "# Words\n\nLicence: CC0.\n"
+    num_bytes = 2 * sum(int(np.prod(weight.shape)) for weight in trained[0].weights)
+    assert (folder / "weights.safetensors").stat().st_size < 1.3 * num_bytes
+    assert str(run_dir) not in (folder / "config.json").read_text()
+    model, source, target, configs = load_pretrained("words")
+    assert (source.fingerprint, target.fingerprint) == (
+        trained[1].fingerprint, trained[2].fingerprint,
+    )  # fmt: skip
+    assert configs.origin == {"model": "words"} and configs.data is None
+    for weight, original in zip(model.weights, trained[0].weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), original.numpy(), rtol=1e-3, atol=1e-7)
+
+
+def test_name_without_slash_is_the_model_in_the_package(packed, words, monkeypatch, tmp_path):
+    def no_network(*_):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", no_network)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words").mkdir()
+    translator = Translator.load("words", max_extra_length=5)
+    assert translator.translate("two cat").text == f"{words['two']} {words['cat']}"
+    for name in ("./words", tmp_path / "words"):
+        with pytest.raises(InputError, match="words has files of none of the known formats"):
+            Translator.load(name)
+
+
+def test_unknown_name_lists_the_models(packed):
+    with pytest.raises(InputError, match="no model or folder wrods; the package has the models wo"):
+        Translator.load("wrods")
+    with pytest.raises(InputError, match="checkpoint='best' is for a training run, and words is n"):
+        Translator.load("words", checkpoint="best")
+
+
+def test_model_of_the_package_becomes_a_run(packed, trained, tmp_path):
+    run = find_model("words").write_run(tmp_path / "run")
+    assert run.configs().origin == {"model": "words"}
+    for weight, original in zip(run.load_model().weights, trained[0].weights, strict=True):
+        np.testing.assert_allclose(weight.numpy(), original.numpy(), rtol=1e-3, atol=1e-7)
+
+
+def test_weights_beyond_half_precision_and_taken_folders_are_rejected(run_dir, tmp_path):
+    run = find_run_with_large_weight(run_dir, tmp_path)
+    (tmp_path / "card.md").write_text("card")
+    with pytest.raises(InputError, match=r"weight .* is too large for float16"):
+        pack(run, tmp_path / "large", tmp_path / "card.md")
+    assert not (tmp_path / "large").exists()
+    with pytest.raises(InputError, match="exists already"):
+        pack(RunDirectory(run_dir), tmp_path, tmp_path / "card.md")
+
+
+def find_run_with_large_weight(run_dir, tmp_path):
+    origin = RunDirectory(run_dir)
+    model = origin.load_model()
+    weight = model.weights[0]
+    weight.assign(weight + 1e6)
+    run = RunDirectory(tmp_path / "run")
+    run.write(origin.configs(), *origin.vocabularies(), model)
+    return run
+
+
+@pytest.mark.parametrize("name", pretrained_models())
+def test_shipped_model_is_small_has_a_card_and_translates(name):
+    folder = pretrained.FOLDER / name
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= _MOST_BYTES
+    assert "licen" in (folder / "README.md").read_text("utf-8").lower()
+    assert Translator.load(name).translate("Good morning.").text.strip()
+
+
+@pytest.mark.slow
+def test_commands_take_the_name_of_a_model(packed, call, words, texts, tmp_path):
+    result = call("translate.py", "--model=words", stdin=b"two cat\n")
+    assert (result.code, result.out) == (0, f"{words['two']} {words['cat']}\n"), result.err
+    output = tmp_path / "output"  # a job that can be resumed
+    result = call("translate.py", "--model=words", f"--output={output}", texts / "test.en")
+    assert result.code == 0 and output.read_text() == (texts / "test.xx").read_text()
+    pair = (f"--source={texts / 'test.en'}", f"--target={texts / 'test.xx'}")
+    result = call("evaluate.py", "--model=words", *pair, "--json")
+    assert json.loads(result.out)["exact_match"] == 1
+    assert json.loads(result.out)["checkpoint"] == "words"
+    page = tmp_path / "page.html"
+    assert call("explore.py", "--model=words", "two cat", f"--output={page}").code == 0
+    assert words["cat"] in page.read_text()
+    result = call("import_model.py", "--model=words", f"--run_dir={tmp_path}/run")
+    assert result.code == 0 and RunDirectory(tmp_path / "run").configs().origin["model"] == "words"
+    for command in ("translate.py", "evaluate.py", "explore.py"):
+        more = {"evaluate.py": pair, "explore.py": ("a", f"--output={page}")}.get(command, ())
+        result = call(command, "--model=words", "--checkpoint=best", *more)
+        assert "--checkpoint cannot be combined with --model; remove it" in result.err
+
+
+@pytest.mark.slow
+def test_model_of_the_package_is_exported(packed, call, words, tmp_path):
+    result = call("export.py", "--model=words", f"--export_dir={tmp_path}/exports")
+    assert f"Exported words to {tmp_path}/exports/1" in result.out, result.err
+    translator = Translator.load(tmp_path / "exports" / "1")
+    assert translator.translate("two cat").text == f"{words['two']} {words['cat']}"
