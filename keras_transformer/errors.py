@@ -29,6 +29,10 @@ class NotRegisteredError(InputError):
     """An architecture or task that nothing has registered: its module has not been imported."""
 
 
+class BatchesInProgressError(KeyboardInterrupt):
+    """Ctrl-C while threads compute batches, for which the end of the process would wait."""
+
+
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Raises `InputError` unless an argument is one of the choices."""
     if value not in choices:

@@ -24,6 +24,7 @@ import platform
 import re
 import shutil
 import stat
+import sys
 import time
 import uuid
 import zlib
@@ -69,6 +70,11 @@ def local_paths(text: str) -> str:
 
 
 def _expanded(path: str) -> str:
+    if not path.isascii() and sys.getfilesystemencoding() != "utf-8":
+        raise InputError(
+            f"the path {path} has characters that the locale does not encode in UTF-8, as "
+            "TensorFlow does; set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+        )
     if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", path):
         raise InputError(f"{path} is not on this machine; give a local or mounted path")
     expanded = os.path.expanduser(path)

@@ -44,11 +44,18 @@ class InputValues(NamedTuple):
 
 
 def text_input(name: str, texts: Sequence[str]) -> InputValues:
-    """Returns sentences as an input.
+    """Returns sentences as an input: a list, or an array or eager tensor of strings.
 
     Raises:
         InputError: it is one string instead of a list, or an element is not text.
     """
+    if hasattr(texts, "graph"):
+        raise InputError(
+            f"{name} must be a list of sentences, got a tensor of a graph: translate outside of "
+            "tf.function and Dataset.map; inside, call a signature of the exported model"
+        )
+    if hasattr(texts, "numpy"):
+        texts = texts.numpy().tolist()
     if isinstance(texts, str | bytes):
         raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
     values = [as_text(text) for text in texts]

@@ -4,8 +4,10 @@ import random
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_transformer.decoding import NO_SCORE
+from keras_transformer.errors import InputError
 from keras_transformer.results import (
     Alignment,
     Score,
@@ -16,10 +18,27 @@ from keras_transformer.results import (
     in_words_of_texts,
     read_scores,
     read_translations,
+    text_input,
     warn_about_cut,
 )
 
 EOS = "</s>"
+
+
+@pytest.mark.parametrize("make", [list, np.array, tf.constant], ids=["list", "array", "tensor"])
+def test_sentences_may_be_a_list_an_array_or_an_eager_tensor(make):
+    assert text_input("text", make(["Ein Hund", "木"])).values == ["Ein Hund", "木"]
+
+
+def test_tensor_of_a_graph_is_reported():
+    def translate(texts):
+        return text_input("text", texts).values
+
+    message = "InputError: text must be a list of sentences, got a tensor of a graph: translate out"
+    with pytest.raises(Exception, match=message):
+        tf.function(translate)(tf.constant(["a"]))
+    with pytest.raises(InputError, match="got a tensor of a graph"):
+        tf.function(translate, autograph=False)(tf.constant(["a"]))
 
 
 def test_empty_places_of_an_n_best_list_are_dropped():

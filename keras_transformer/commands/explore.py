@@ -75,6 +75,8 @@ def main(arguments: list[str]) -> None:
     for name in ("attention", "layer"):
         if flags.FLAGS[name].present and not _PNG.value:
             raise InputError(f"--{name} needs --png; give that too, or remove --{name}")
+    if flags.FLAGS["port"].present and not _SERVE.value:
+        raise InputError("--port needs --serve; give that too, or remove --port")
     common.check_outputs([_OUTPUT, _PNG, _BERTVIZ])
     if _PNG.value and _figure_format() not in ("png", "pdf", "svg"):
         raise InputError(f"--png must be a .png, .pdf or .svg file, got {_PNG.value}")

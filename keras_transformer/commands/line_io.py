@@ -99,6 +99,7 @@ class Job(JsonConfig):
                 "options; remove them"
             )
         unused = {
+            "references": ["scores"],
             "details": ["references", "scores", "alignments", "split_sentences"],
             "split_sentences": ["references", "scores", "alignments", "prefixes"],
         }

@@ -17,7 +17,7 @@ from absl import flags
 
 from keras_transformer import __version__
 from keras_transformer.commands.command_flags import define_standard_flags, parse_flags
-from keras_transformer.errors import InputError
+from keras_transformer.errors import BatchesInProgressError, InputError
 from keras_transformer.files import local_path
 
 _WITHOUT_ONE_DNN = ("evaluate", "explore", "translate")  # see `load_tensorflow`
@@ -181,6 +181,10 @@ def run(
         sys.exit(f"{name}: {error}")
     except KeyboardInterrupt as error:
         print(f"\n{name}: {str(error) or 'interrupted'}", file=sys.stderr)
+        if isinstance(error, BatchesInProgressError):
+            with contextlib.suppress(OSError):
+                sys.stdout.flush()
+            os._exit(130)
         sys.exit(130)
     except OSError as error:
         # Python would try once more at exit to write what is left, and complain.

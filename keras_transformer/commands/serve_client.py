@@ -78,6 +78,8 @@ for _name in _OPTIONS:
 def main(arguments: list[str]) -> None:
     given = command_flags.given_flags(SearchConfig)
     line_flags = command_flags.given_flags(line_io.Job)
+    if _STATUS.value:
+        _reject_unused_flags(arguments, [*given, *line_flags, "batch_size", "requests_in_flight"])
     job = line_io.Job(inputs=tuple(arguments), search=given, **line_flags)
     common.check_outputs([flags.FLAGS["output"]], arguments, are_jobs=True)
     check_options(given)  # so that a wrong value is reported at once
@@ -107,12 +109,19 @@ def main(arguments: list[str]) -> None:
         headers=headers,
     ) as client:
         if _STATUS.value:
-            common.refuse_arguments(arguments)
             for entry in client.status():
                 line_io.write_row(*map(str, entry))
         else:
             identity = _identity(client, given) if job.output is not None else {}
             line_io.answer_lines(job, client, job.groups(), identity=identity)
+
+
+def _reject_unused_flags(arguments: list[str], names: list[str]) -> None:
+    """Raises `InputError` for what --status does not read."""
+    common.refuse_arguments(arguments)
+    for name in names:
+        if flags.FLAGS[name].present:
+            raise InputError(f"--{name} cannot be combined with --status; remove one of them")
 
 
 def _identity(client: "Client", search: dict[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,8 @@ class TsvFile(PairFile):
             if len(targets) != 1:
                 raise InputError(
                     f"{self.path}, line {number}: expected a sentence, one tab and its "
-                    f"translation, got {len(targets)} tabs; fix the line"
+                    f"translation, got {len(targets)} tabs; fix the line, or if each line has more "
+                    f"columns, keep two: cut -f1,2 {self.path} > pairs.tsv"
                 )
             yield source, targets[0]
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.errors import InputError
+from keras_transformer.errors import BatchesInProgressError, InputError
 from keras_transformer.host import check_not_forked, num_cores
 from keras_transformer.inference.generate import encode_phrases
 from keras_transformer.results import (
@@ -270,7 +270,8 @@ def _run_parallel(
     """Returns `function` of each batch; those in progress have at most `_MAX_BYTES` together."""
     running: dict[futures.Future[list[Any]], int] = {}
     started = []
-    with futures.ThreadPoolExecutor(num_workers) as pool:
+    pool, is_interrupted = futures.ThreadPoolExecutor(num_workers), False
+    try:
         for batch, size in zip(batches, sizes, strict=True):
             while len(running) == num_workers or (
                 running and sum(running.values()) + size > _MAX_BYTES
@@ -282,6 +283,11 @@ def _run_parallel(
             started.append(pool.submit(function, batch))
             running[started[-1]] = size
         return [future.result() for future in started]
+    except KeyboardInterrupt as error:
+        is_interrupted = True
+        raise BatchesInProgressError from error
+    finally:
+        pool.shutdown(wait=not is_interrupted, cancel_futures=True)
 
 
 def _num_workers() -> int:

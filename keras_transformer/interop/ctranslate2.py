@@ -41,7 +41,7 @@ from keras_transformer.interop.reading import (
     Tensors,
     map_file,
     read_json,
-    read_text,
+    read_token_lines,
     reading,
     reject,
 )
@@ -445,7 +445,7 @@ def _symbols(
         else:
             return None
         if path.suffix == ".txt":
-            tokens = read_text(path).removesuffix("\n").split("\n")
+            tokens = read_token_lines(path)
         else:
             tokens = read_json(path, list)
             if not all(isinstance(token, str) for token in tokens):

@@ -30,7 +30,7 @@ from keras_transformer.interop.reading import (
     Options,
     Tensors,
     dropout_rate,
-    read_text,
+    read_token_lines,
     reject,
 )
 from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
@@ -233,7 +233,7 @@ def _read_dictionary(path: pathlib.Path) -> Symbols:
             "--target_vocabulary of keras-transformer import_model"
         )
     tokens = list(_RESERVED)
-    for line in read_text(path).removesuffix("\n").split("\n"):
+    for line in read_token_lines(path):
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not count.isdecimal():
             raise InputError(f"{path} has the line {line[:40]!r}, which is not a token and a count")

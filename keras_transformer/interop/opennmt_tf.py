@@ -9,7 +9,14 @@ import tensorflow as tf
 
 from keras_transformer.errors import InputError
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
-from keras_transformer.interop.reading import Array, Tensors, map_file, read_text, reading, reject
+from keras_transformer.interop.reading import (
+    Array,
+    Tensors,
+    map_file,
+    read_token_lines,
+    reading,
+    reject,
+)
 from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
 
 _NAMES = {
@@ -146,7 +153,7 @@ def _read_checkpoint(index: pathlib.Path) -> Tensors:
 
 def _read_vocabulary(path: pathlib.Path, rows: int) -> Symbols:
     """Reads a token a line; the unknown token follows them, unless the table has no row for it."""
-    tokens = read_text(path).removesuffix("\n").split("\n")
+    tokens = read_token_lines(path)
     # A file may list <unk>, too: for OpenNMT-tf that is a token like any other.
     unk = "<oov>" if "<unk>" in tokens and len(tokens) < rows else "<unk>"
     if unk not in tokens:

@@ -230,6 +230,14 @@ def read_text(path: pathlib.Path) -> str:
         raise InputError(f"{path} is not UTF-8 text; download it again") from error
 
 
+def read_token_lines(path: pathlib.Path) -> list[str]:
+    """Returns the lines of a vocabulary, which may have the line ends of Windows."""
+    text = read_text(path)
+    if text.count("\n") == text.count("\r\n"):  # otherwise "\r" is a token
+        text = text.replace("\r\n", "\n")
+    return text.removesuffix("\n").split("\n")
+
+
 def read_json(path: pathlib.Path, kind: type = dict) -> Any:
     """Returns the object, or the list, in a JSON file; `InputError` if it holds something else."""
     text = read_text(path)

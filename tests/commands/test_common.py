@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import textwrap
+import time
 
 import pytest
 from absl import flags
@@ -100,6 +101,7 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("translate --saved_model=exports/1 --beam_size=3", "no SavedModel in exports/1: it"),
         ("translate --run_dir=x --scores --details", "--scores cannot be combined with --details"),
         ("translate --run_dir=x --alignments --split_sentences=en", "--alignments cannot be comb"),
+        ("translate --run_dir=x --references=y --scores", "--scores cannot be combined with --ref"),
         ("translate --run_dir=x --references=y --details", "--references cannot be combined with"),
         ("translate --run_dir=x --num_translations=2 --split_sentences=en",
          "--num_translations cannot be combined with --split_sentences"),
@@ -113,6 +115,9 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("serve_client", "--server must be given; --help lists the flags"),
         ("serve_client --server=x:1 --protocol=soap", "--protocol must be one of grpc, rest, got"),
         ("serve_client --server=x:1 --beam_size=2", "unknown flag --beam_size"),
+        ("serve_client --server=x:1 --status --output=y", "--output cannot be combined with --st"),
+        ("serve_client --server=x:1 --status --top_k=3", "--top_k cannot be combined with --sta"),
+        ("explore --run_dir=x --port=1 --output=a.html p", "--port needs --serve; give that too"),
         ("serve_client --server=x:1 --references=y --seed=3", "--references scores given transl"),
         ("learn_vocabulary --output=x", "no text files; name one or several"),
         ("average_checkpoints --run_dir=x --last=0", "--last must be a positive integer, got '0'"),
@@ -208,6 +213,35 @@ def test_output_is_utf_8_in_any_locale(run, write_script):
     script = write_script("print('木 Bäume')")
     result = run(script, env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"}, encoding="utf-8")
     assert (result.code, result.out) == (0, "木 Bäume\n")
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_batches_in_progress(start, write_script):
+    script = write_script(
+        "import time\n"
+        "from keras_transformer.inference.batch_translator import _run_parallel\n"
+        "print('ready', flush=True)\n"
+        "_run_parallel(lambda batch: time.sleep(600), [[0], [1], [2]], [1, 1, 1], 2)\n"
+    )
+    process = start(script, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+    assert process.stdout.readline() == "ready\n"
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip().splitlines()[-1]) == (130, "small.py: interrupted")
+
+
+def test_path_that_the_locale_cannot_encode_is_one_line(run, refused, tmp_path):
+    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = run("evaluate.py", f"--run_dir={tmp_path}/r\u00e9sum\u00e9", env=environment)
+    refused(result, "the path", "set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
+
+
+@pytest.mark.slow
+def test_legacy_keras_is_one_line(run, write_script, refused):
+    environment = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    result = run(write_script("from keras_transformer import Tokenizer"), env=environment)
+    refused(result, "TF_USE_LEGACY_KERAS=1", "unset it: this package needs Keras 3")
 
 
 def test_ctrl_c_exits_with_130_and_one_line(start, write_script):

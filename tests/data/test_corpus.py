@@ -45,8 +45,18 @@ def test_tsv_file_has_both_sides_on_each_line_and_can_be_read_again(tmp_path):
 @pytest.mark.parametrize(("line", "tabs"), [("two zwei", 0), ("two\tzwei\tdeux", 2), ("", 0)])
 def test_line_without_exactly_one_tab_is_an_error(tmp_path, line, tabs):
     (tmp_path / "text.tsv").write_text(f"one\teins\n{line}\n")
-    with pytest.raises(InputError, match=rf"text\.tsv, line 2: expected .* got {tabs} tabs; fix"):
+    with pytest.raises(
+        InputError, match=rf"text\.tsv, line 2: expected .* got {tabs} tabs; fix the line, or "
+    ):
         list(TsvFile(tmp_path / "text.tsv"))
+
+
+def test_third_column_of_all_lines_is_reported_with_the_way_to_drop_it(tmp_path):
+    (tmp_path / "deu.txt").write_text("Go.\tGeh.\tCC-BY 2.0 (France)\n" * 2)
+    with pytest.raises(
+        InputError, match=r"line 1: .* got 2 tabs; .* keep two: cut -f1,2 .*deu\.txt"
+    ):
+        list(TsvFile(tmp_path / "deu.txt"))
 
 
 def test_identity_depends_on_content_only(tmp_path, monkeypatch):

@@ -410,6 +410,13 @@ def test_opennmt_tf_vocabulary_may_list_the_unknown_token(rows, unk, tmp_path):
     word_vocabulary(found, "v")
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_dictionary_may_have_the_line_ends_of_windows(tmp_path, end):
+    (tmp_path / "dict.txt").write_bytes(f"ein 7{end}Hund@@ 3{end}".encode())
+    symbols = fairseq._read_dictionary(tmp_path / "dict.txt")
+    assert list(symbols.tokens)[-2:] == ["ein", "Hund@@"]
+
+
 def test_fairseq_joined_projections_are_split(sample_model, monkeypatch):
     read = fairseq.read_pytorch
     expected = samples.read_sample(sample_model, "fairseq_pre_gelu").model.to_model().get_weights()
