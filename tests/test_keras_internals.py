@@ -90,6 +90,20 @@ def names_used(tree: ast.Module) -> set[str]:
     return (read - assigned) | {each.name for each in within if isinstance(each, ast.FunctionDef)}
 
 
+def test_keras_does_not_import_the_module_that_a_file_names(run_python, tmp_path):
+    """Else registration.py is not needed."""
+    (tmp_path / "mine.py").write_text("import keras\nclass Mine(keras.layers.Layer): pass\n")
+    program = """
+import keras
+config = {"module": "mine", "class_name": "Mine", "config": {}, "registered_name": "mine>Mine"}
+try:
+    keras.saving.deserialize_keras_object(config)
+except TypeError as error:
+    print("Could not locate class" in str(error))
+"""
+    assert run_python("-c", program, PYTHONPATH=str(tmp_path)) == "True\n"
+
+
 @needs_tensorflow
 def test_no_other_private_keras_names_are_used(objects):
     private = private_names_of_keras(objects)

@@ -3,9 +3,11 @@
 The directive `public` documents the public names of a module, `names-table` those of the package.
 """
 
+import ast
 import dataclasses
 import importlib
 import inspect
+import pathlib
 import re
 from typing import Any
 
@@ -16,6 +18,17 @@ from sphinx.util import rst
 from sphinx.util.docutils import SphinxDirective
 
 import keras_transformer
+
+
+def public_names() -> dict[str, str]:
+    """Returns the names of the package, each with the module that its stub imports it from."""
+    stub = pathlib.Path(keras_transformer.__file__).with_suffix(".pyi").read_text("utf-8")
+    return {
+        alias.name: f"keras_transformer.{node.module}"
+        for node in ast.parse(stub).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 class PublicNames(SphinxDirective):
@@ -47,11 +60,10 @@ class NamesTable(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         lines = [".. list-table::", "   :widths: auto", ""]
-        homes = keras_transformer._HOMES
-        for name in sorted(homes, key=str.lower):
+        for name, home in sorted(public_names().items(), key=lambda item: item[0].lower()):
             docstring = inspect.getdoc(getattr(keras_transformer, name)) or ""
             summary = docstring.partition("\n\n")[0].replace("\n", " ")
-            lines += [f"   * - :py:obj:`{name} <keras_transformer.{homes[name]}.{name}>`"]
+            lines += [f"   * - :py:obj:`{name} <{home}.{name}>`"]
             lines += [f"     - {_escaped(summary)}"]
         return self.parse_text_to_nodes("\n".join(lines))
 

@@ -35,7 +35,7 @@ from keras_transformer.text.vocabulary import RESERVED_IDS
 with needs_extra("serving"):
     from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
 
-BATCH_SIZES = (1, 8, 64)
+BATCH_SIZES: tuple[int, ...] = (1, 8, 64)
 # Subsets of the outputs of `serving_default` that clients of their own ask for. TensorFlow prepares
 # a graph for each, which takes seconds and some 50 MB.
 _OUTPUT_SUBSETS = (("translations",), ("translations", "scores"))

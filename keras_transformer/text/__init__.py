@@ -1,23 +1,9 @@
 """Text to ids and back: a learned subword vocabulary, outside the graph and inside it.
 
-`Tokenizer` is imported when it is first used: processes that tokenize outside the graph start in
-a fraction of the time that TensorFlow takes to load.
+The names are in `__init__.pyi`. Each is imported when it is first used: processes that tokenize
+outside the graph start in a fraction of the time that TensorFlow takes to load.
 """
 
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-from keras_transformer.text.learning import extend_vocabulary, learn_vocabulary
-from keras_transformer.text.vocabulary import SubwordSampler, Vocabulary
-
-if TYPE_CHECKING:
-    from keras_transformer.text.tokenizer import Tokenizer
-
-__all__ = ["SubwordSampler", "Tokenizer", "Vocabulary", "extend_vocabulary", "learn_vocabulary"]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Tokenizer":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from keras_transformer.text.tokenizer import Tokenizer
-
-    return Tokenizer
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -33,7 +33,7 @@ class Worker:
         return self.index == 0
 
 
-ONLY_WORKER = Worker(0, 1)
+ONLY_WORKER: Worker = Worker(0, 1)
 
 
 def make_strategy(name: str = "auto") -> tf.distribute.Strategy:

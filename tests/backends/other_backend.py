@@ -17,7 +17,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer import *  # noqa: F403 (which works on every backend)
 from keras_transformer import RecurrentConfig, SmoothedCrossEntropy, TransformerConfig, build_model
 from keras_transformer.layers import SelfAttention, WindowedSelfAttention
 

@@ -1,0 +1,97 @@
+"""Files of Keras load after `import keras_transformer`, in whatever order packages are imported."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig
+from keras_transformer.layers import TokenEmbedding
+
+IDS = np.array([[5, 6, 3, 0], [8, 3, 0, 0]])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Holds model.keras, compiled, and layers.keras, with layers of the package alone."""
+    folder = tmp_path_factory.mktemp("saved")
+    sizes = dict(num_layers=1, model_dim=8, feed_forward_dim=8, num_heads=2)
+    model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=9, **sizes))
+    model.compile("adam", SmoothedCrossEntropy(0.1), metrics=[TokenAccuracy()])
+    model.fit({"source": IDS, "target": IDS}, IDS, verbose=0)
+    model.save(folder / "model.keras")
+    ids = keras.Input((None,), dtype="int32")
+    keras.Model(ids, TokenEmbedding(9, 4)(ids)).save(folder / "layers.keras")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import keras, keras_transformer",
+        "import keras_transformer, keras",
+        "import keras_transformer, keras.models",
+        "import importlib.util, keras_transformer; importlib.util.find_spec('keras'); import keras",
+        "import keras_transformer.config, threading\n"
+        "threads = [threading.Thread(target=__import__, args=[name])\n"
+        "           for name in ('keras', 'keras_transformer.models', 'keras')]\n"
+        "[thread.start() for thread in threads], [thread.join() for thread in threads]\n"
+        "import keras",
+    ],
+    ids=["keras first", "keras second", "keras.models", "a search for keras", "threads"],
+)
+def test_files_load_in_any_order_of_imports(folder, run_python, imports):
+    program = f"""
+{imports}
+for name in ("model", "layers"):
+    print(type(keras.models.load_model(f"{folder}/{{name}}.keras")).__name__)
+"""
+    assert run_python("-c", program, KERAS_BACKEND="jax") == "Transformer\nFunctional\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["tensorflow", "keras_transformer"])
+def test_files_load_through_tensorflow(folder, run_python, first):
+    program = f"""
+import {first}, keras_transformer
+import tensorflow as tf
+model = tf.keras.models.load_model("{folder}/model.keras")
+print(type(model).__name__, model.compiled)
+"""
+    assert run_python("-c", program) == "Transformer True\n"
+
+
+def test_the_package_loads_no_keras(run_python):
+    program = """
+import sys
+from keras_transformer import Client, TransformerConfig, learn_vocabulary
+print(sorted({"keras", "tensorflow"} & sys.modules.keys()))
+"""
+    assert run_python("-c", program) == "[]\n"
+
+
+def test_keras_works_where_the_models_do_not(run_python):
+    """The client alone is installed without safetensors."""
+    program = """
+import sys
+sys.modules["safetensors"] = None
+import keras_transformer, keras
+print(keras.__name__, type(keras.__loader__).__name__)
+"""
+    assert run_python("-c", program, KERAS_BACKEND="jax") == "keras SourceFileLoader\n"
+
+
+def test_error_of_a_missing_keras_is_the_usual_one(run_python):
+    program = """
+import sys, keras_transformer
+class Nothing:
+    def find_spec(self, name, path, target=None):
+        if name == "keras":
+            raise ModuleNotFoundError("No module named 'keras'", name="keras")
+sys.meta_path.insert(1, Nothing())
+try:
+    import keras
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    assert run_python("-c", program) == "No module named 'keras'\n"
