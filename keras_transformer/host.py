@@ -8,6 +8,7 @@ import os
 import pathlib
 import platform
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -42,6 +43,26 @@ def package_versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # on the path only
             versions[name] = importlib.metadata.version(name)
     return versions
+
+
+def source_commit() -> str | None:
+    """Returns the git commit of this package's source, with "+" if files have changed since.
+
+    None if it is installed without its repository, or git is missing.
+    """
+    root = pathlib.Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no", "--", "keras_transformer")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changes else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def machine() -> str:

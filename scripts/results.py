@@ -18,6 +18,12 @@ table's first row, first column or column "Published", and in a table or paragra
 
     python scripts/results.py --check   # lists what disagrees and what has no log; status 1 if any
     python scripts/results.py           # writes the logs' figures into the pages
+    python scripts/results.py --recompute=data   # computes scores again; status 1 where one differs
+
+`--recompute` scores the stored outputs of each log against the test set that the recipe of its row
+names, where the folder has it: `data/multi30k_bpe/test.2016.en` of a recipe is
+`FOLDER/multi30k_bpe/test.2016.en` or that with `.gz`. It names the commit that a score was made
+with, and the parts of the package that have changed since.
 """
 
 import argparse
@@ -27,6 +33,7 @@ import json
 import pathlib
 import re
 import statistics
+import subprocess
 import sys
 from typing import Any
 
@@ -149,10 +156,99 @@ def figures_without_log(text: str) -> list[str]:
     return found
 
 
+def recipe_of(log: pathlib.Path) -> dict[str, str]:
+    """Returns the flags of the recipe whose row a log is; none if there is no such recipe.
+
+    Args:
+        log: its folder, RECIPE-SEED, or RECIPE-gpu-SEED where a GPU trained it.
+    """
+    name = re.sub(r"(-gpu)?-\d+$", "", log.name)
+    path = ROOT / "examples" / "recipes" / f"{name}.flags"
+    if not path.exists():
+        return {}
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "--"]
+    return {name: value for name, _, value in (line[2:].partition("=") for line in lines)}
+
+
+def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
+    """Scores a log's outputs again.
+
+    Args:
+        log: its folder.
+        data: the folder of test sets.
+
+    Returns:
+        A line about it, and whether a score differs from the log's.
+    """
+    recipe = recipe_of(log)
+    score = json.loads((log / "score.json").read_text(encoding="utf-8"))
+    if not recipe or not (log / "outputs.txt.gz").exists():
+        return "no recipe, or no outputs", False
+    names = {"test_source": "source", "test_target": "target", "test_file": "file"}
+    command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--json"]
+    for flag, option in names.items():
+        if flag not in recipe:
+            continue
+        path = data / pathlib.PurePath(recipe[flag]).relative_to("data")
+        found = [each for each in (path, path.with_name(path.name + ".gz")) if each.exists()]
+        if not found:
+            return f"no {path}", False
+        command.append(f"--{option}={found[0]}")
+    options = ("task", "user_module", "remove_bpe", "bleu_tokenize", "bleu_lowercase")
+    command += [
+        f"--{name}={recipe[name]}" if recipe[name] else f"--{name}"
+        for name in options
+        if name in recipe
+    ]
+    command.append(f"--answers={log / 'outputs.txt.gz'}")
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if result.returncode:
+        return f"failed: {result.stderr.strip()[-300:]}", True
+    again = json.loads(result.stdout)
+    if again["test_set_sha256"] != score["test_set_sha256"]:
+        return "another test set", True
+    metrics = [name for name, value in again.items() if isinstance(value, float) and name in score]
+    differing = [
+        f"{name} {again[name]:.6g}, log {score[name]:.6g}"
+        for name in metrics
+        if abs(again[name] - score[name]) > 1e-6
+    ]
+    values = ", ".join(differing or [f"{name} {again[name]:.4g} as logged" for name in metrics])
+    return f"{values}; {_changes_since(log, score)}", bool(differing)
+
+
+def _changes_since(log: pathlib.Path, score: dict[str, Any]) -> str:
+    """Returns the commit of a score, or else of its log, and the folders that changed since."""
+    commit = (score.get("commit") or "").rstrip("+")
+    commit = commit or _git("log", "-1", "--format=%h", "--", str(log / "score.json"))
+    if not commit:
+        return "made with an unknown commit"
+    parts = ("layers", "models", "training", "data", "search")
+    changed = [part for part in parts if _git("diff", "--shortstat", commit, "--", _folder(part))]
+    return f"made with {commit[:12]}, changed since: {', '.join(changed) or 'nothing'}"
+
+
+def _folder(part: str) -> str:
+    return f"keras_transformer/{part}"
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="change nothing; status 1 on a fault")
-    check = parser.parse_args().check
+    parser.add_argument("--recompute", type=pathlib.Path, help="folder of the test sets")
+    arguments = parser.parse_args()
+    if arguments.recompute is not None:
+        logs = sorted((ROOT / "docs" / "results" / "logs").glob("*/score.json"))
+        results = [(log.parent, *recompute(log.parent, arguments.recompute)) for log in logs]
+        for log, line, _ in results:
+            print(f"{log.name}: {line}")
+        return int(any(is_wrong for _, _, is_wrong in results))
+    check = arguments.check
     faults = 0
     for path in [ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]:
         text = path.read_text(encoding="utf-8")

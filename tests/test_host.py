@@ -267,3 +267,25 @@ def test_another_process_may_prune_programs_meanwhile(keep_in, tmp_path, monkeyp
     assert keep_in(tmp_path) == folder
     assert len(list(folder.iterdir())) <= 64
     assert not (folder / "0.pb").exists()
+
+
+def test_commit_of_the_source_is_that_of_its_repository(monkeypatch, tmp_path):
+    package = tmp_path / "keras_transformer"
+    package.mkdir()
+    (package / "host.py").write_text("")
+    monkeypatch.setattr(host, "__file__", str(package / "host.py"))
+    assert host.source_commit() is None
+
+    def git(*arguments):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    commit = git("rev-parse", "HEAD").strip()
+    assert commit.startswith(host.source_commit()) and len(host.source_commit()) == 12
+    (package / "host.py").write_text("changed = True")
+    assert host.source_commit() == commit[:12] + "+"

@@ -8,6 +8,7 @@ keras-transformer evaluate --task=parsing --answers=parsed.mrg --file=gold.mrg
 """
 
 import dataclasses
+import datetime
 import hashlib
 import json
 import sys
@@ -21,7 +22,7 @@ from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
-from keras_transformer.host import machine, num_cores, package_versions
+from keras_transformer.host import machine, num_cores, package_versions, source_commit
 from keras_transformer.results import Translation, batches_by_length, in_row_order
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
@@ -57,8 +58,9 @@ _EACH = command_flags.define_path(
 _JSON = flags.DEFINE_boolean(
     "json",
     False,
-    "Print one JSON object: metrics, and what they are of: SHA-256 of the checkpoint (as of "
-    "`cat average.*`) and of the test set, search options, versions, machine.",
+    "Print one JSON object: metrics with 95 % intervals, date, commit, SHA-256 of the checkpoint "
+    "(as of `cat average.*`) and of the test set, settings of model, training and search, updates "
+    "and tokens seen, versions, machine.",
 )
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size",
@@ -108,7 +110,9 @@ def main(arguments: list[str]) -> None:
         values = task.evaluate_n_best(n_best, text.target, text.source)
         n_best_scores = {f"n_best_{name}": value for name, value in values.items()}
     if _JSON.value:
-        record = {**metrics, **n_best_scores, "sentences": len(outputs), **made_by}
+        intervals = task.intervals(outputs, text.target, text.source)
+        record = {**metrics, **n_best_scores, "intervals_95": intervals}
+        record |= {"sentences": len(outputs), **made_by}
         print(json.dumps(record | {"test_set_sha256": _digest(text.source, text.target)}))
         return
     checkpoint = {"checkpoint": made_by["checkpoint"]} if made_by else {}
@@ -140,6 +144,7 @@ def _answer(run_dirs: str, given: dict[str, Any]) -> "Evaluated":
         given: search options.
     """
     from keras_transformer.inference import Translator
+    from keras_transformer.training.metrics import training_cost
     from keras_transformer.training.prepare import read_test_text
 
     found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
@@ -162,9 +167,15 @@ def _answer(run_dirs: str, given: dict[str, Any]) -> "Evaluated":
         task.postprocess([each.text for each in answers], [source] * len(answers))
         for answers, source in zip(results, text.source, strict=True)
     ]
+    settings = configs.to_dict()
     made_by = {
+        "date": datetime.date.today().isoformat(),
+        "commit": source_commit(),
         "checkpoint": _MODEL.value or ",".join(name for _, name in found),
         "checkpoint_sha256": [run.checkpoints().digest(name) for run, name in found],
+        "model": settings["model"],
+        "training": [run.configs().training.to_dict() for run, _ in found],
+        "cost": [training_cost(run.metrics_path, name) for run, name in found],
         "search": dataclasses.asdict(search),
         "versions": package_versions(),
         "machine": machine(),

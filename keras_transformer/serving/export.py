@@ -52,7 +52,7 @@ from keras_transformer.serving.model_folder import (
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
 from keras_transformer.training.checkpoints import AVERAGE
-from keras_transformer.training.metrics import TOTALS, read_metrics
+from keras_transformer.training.metrics import training_cost
 
 
 def export(
@@ -219,7 +219,7 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
         },
         "data": values,
         "settings": configs.training.to_dict(),
-        "cost": _cost(run, None if checkpoint == AVERAGE else int(checkpoint.partition("-")[2])),
+        "cost": training_cost(run.metrics_path, checkpoint),
         "dev_metrics": {name: each for name, each in metrics.items() if name == measured},
     }
 
@@ -228,13 +228,6 @@ def _model_name(path: str) -> str:
     """Returns the name of a run, or those of a run and its checkpoint, without folders around."""
     *_, run, folder, name = ("", "", *pathlib.PurePath(path).parts)
     return f"{run}/{name}" if folder == "checkpoints" else name
-
-
-def _cost(run: RunDirectory, step: int | None) -> dict[str, float]:
-    """Returns what a run had cost at a step, or in all."""
-    rows = read_metrics(run.metrics_path) if run.metrics_path.exists() else []
-    *_, last = [{}, *(row for row in rows if step is None or row["step"] <= step)]
-    return {name: last[name] for name in ("step", *TOTALS) if name in last}
 
 
 def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:

@@ -302,6 +302,12 @@ class Task(JsonConfig, abc.ABC):
             for name, value in results.items()
         }
 
+    def intervals(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> dict[str, list[float]]:
+        """Returns the bounds of the 95 % interval of metrics for which the task computes one."""
+        return {}
+
     def measure(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> float:

@@ -51,8 +51,9 @@ class TranslationTask(Task):
     ) -> dict[str, Any]:
         """Returns the metrics of a corpus; see `Task.evaluate`.
 
-        "bleu" and "chrf" in 0..100 with "bleu_signature" and "chrf_signature", and "exact_match"
-        in 0..1. "bleu" is None if no translation has the four words that BLEU needs.
+        "bleu" and "chrf" in 0..100 with "bleu_signature" and "chrf_signature", "length_ratio", the
+        tokens of the translations by those of the references, and "exact_match" in 0..1. "bleu" is
+        None if no translation has the four words that BLEU needs.
         """
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
@@ -67,8 +68,20 @@ class TranslationTask(Task):
             "bleu_signature": str(bleu.get_signature()),
             "chrf": chrf.corpus_score(outputs, [references]).score,
             "chrf_signature": str(chrf.get_signature()),
+            "length_ratio": result.sys_len / max(result.ref_len, 1),
             "exact_match": share_equal(outputs, references),
         }
+
+    def intervals(
+        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
+    ) -> dict[str, list[float]]:
+        """Returns the 95 % interval of "bleu", by sacreBLEU's bootstrap of 1,000 samples."""
+        from sacrebleu.metrics.bleu import BLEU
+
+        references = self.postprocess(references, sources)
+        bleu = BLEU(lowercase=self.bleu_lowercase, tokenize=self.bleu_tokenize, force=True)
+        result = bleu.corpus_score(outputs, [references], n_bootstrap=1000)
+        return {"bleu": [result._mean - result._ci, result._mean + result._ci]}
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns the metrics with their signatures, by label."""

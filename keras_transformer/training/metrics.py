@@ -254,6 +254,19 @@ class MetricsFile:
         )
 
 
+def training_cost(metrics: pathlib.Path, checkpoint: str) -> dict[str, float]:
+    """Returns the totals of a run at a checkpoint, such as "step-300"; of others those at the end.
+
+    Args:
+        metrics: the run's file of metrics, which need not exist.
+        checkpoint: its name.
+    """
+    _, has_step, step = checkpoint.partition("step-")
+    rows = read_metrics(metrics) if metrics.exists() else []
+    *_, last = [{}, *(row for row in rows if not has_step or row["step"] <= int(step))]
+    return {name: last[name] for name in ("step", *TOTALS) if name in last}
+
+
 def read_metrics(path: pathlib.Path) -> list[Row]:
     """Returns the complete rows of a file, which a run may be writing to; null is read as NaN.
 

@@ -1,12 +1,15 @@
 """Figures of the pages are those of their logs (scripts/results.py)."""
 
 import gzip
+import hashlib
 import json
 import pathlib
+import re
 import runpy
 import types
 
 import pytest
+import sacrebleu
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGES = [_ROOT / "README.md", *sorted((_ROOT / "docs" / "results").glob("*.md"))]
@@ -93,3 +96,41 @@ and 2.7 on others.
 """
     listed = ["| b | 9.1 | |", "| c | d | 1 |", "It is 2.5 times as fast."]
     assert results.figures_without_log(page) == listed
+
+
+@pytest.mark.slow
+def test_scores_are_computed_again_from_stored_outputs(results, tmp_path):
+    log, data = tmp_path / "multi30k-raw-1", tmp_path / "multi30k"
+    log.mkdir()
+    data.mkdir()
+    outputs = ["ein Mann reitet ein Pferd .", "ein Hund schläft im Gras ."]
+    (data / "test_2016_flickr.en").write_text("a man rides a horse .\na dog sleeps .\n")
+    (data / "test_2016_flickr.de").write_text("\n".join([outputs[0], "ein Hund schläft ."]) + "\n")
+    (log / "outputs.txt.gz").write_bytes(gzip.compress("\n".join([*outputs, ""]).encode()))
+    digest = "d5fd1b3ae25d3ac3d76baf9ef6d6a5c78d8bb1f4cc0d7bd6de0a4ab9e37c5af4"
+    (log / "score.json").write_text(json.dumps({"bleu": 50.0, "test_set_sha256": digest}))
+    line, differs = results.recompute(log, tmp_path)
+    assert (line, differs) == ("another test set", True)
+    digest = _digest(*(data / f"test_2016_flickr.{side}" for side in ("en", "de")))
+    (log / "score.json").write_text(json.dumps({"bleu": 50.0, "test_set_sha256": digest}))
+    line, differs = results.recompute(log, tmp_path)
+    assert differs and re.match(r"bleu (\d+\.\d+), log 50;", line)
+    bleu = float(line.split()[1].rstrip(","))
+    expected = sacrebleu.corpus_bleu(outputs, [[outputs[0], "ein Hund schläft ."]]).score
+    assert bleu == pytest.approx(expected, abs=1e-3)
+
+
+def _digest(*paths):
+    return hashlib.sha256("".join(path.read_text() for path in paths).encode()).hexdigest()
+
+
+def test_log_without_recipe_or_outputs_is_not_scored(results, tmp_path):
+    log = tmp_path / "speed-1"
+    log.mkdir()
+    (log / "score.json").write_text("{}")
+    assert results.recompute(log, tmp_path) == ("no recipe, or no outputs", False)
+
+
+def test_recipe_of_a_log_has_its_flags(results):
+    recipe = results.recipe_of(pathlib.Path("multi30k-raw-gpu-1"))
+    assert recipe["preset"] == "tiny" and recipe["test_source"].startswith("data/multi30k/")

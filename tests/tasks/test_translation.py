@@ -20,6 +20,18 @@ def test_bleu_worked_by_hand():
     assert "tok:13a" in scores["bleu_signature"]
 
 
+def test_length_ratio_counts_tokens():
+    assert evaluate(["a b c d e f"], ["a b c d"])["length_ratio"] == 1.5
+
+
+def test_interval_of_bleu_holds_the_score():
+    outputs = ["a b c d e", "a b c x e", "a b c d f", "the dog sleeps in the grass"] * 10
+    references = ["a b c d e"] * 30 + ["the dog sleeps on the grass"] * 10
+    task = TranslationTask()
+    low, high = task.intervals(outputs, references, references)["bleu"]
+    assert 0 < low < task.evaluate(outputs, references, references)["bleu"] < high < 100
+
+
 def test_bleu_lowercase_ignores_case():
     translation, reference = ["A Man Rides A Horse"], ["a man rides a horse"]
     assert evaluate(translation, reference)["bleu"] < 50
