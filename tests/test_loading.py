@@ -55,9 +55,15 @@ def test_export_is_loaded(exported, two_best):
 
 
 def test_model_of_another_toolkit_is_loaded(sample_model):
-    with pytest.warns(UserWarning, match="Begin a sentence with the code of a language .* >>deu<<"):
+    with pytest.warns(UserWarning, match="Begin a sentence with the code of a language: >>deu<<"):
         translator = Translator.load(sample_model("hf_marian"), max_extra_length=3)
     assert str(translator.translate("a"))
+    assert str(translator.translate(">>deu<<a"))
+    for ask in (translator.translate, lambda texts: translator.score(texts, ["b"])):
+        with pytest.raises(
+            InputError, match="no language code >>de<<; it has 2, for example >>deu"
+        ):
+            ask([">>de<< a"])
 
 
 def test_export_to_ctranslate2_is_loaded(trained, tmp_path):

@@ -36,6 +36,7 @@ from keras_transformer.results import (
     with_alignments,
 )
 from keras_transformer.text import Vocabulary
+from keras_transformer.text.vocabulary import check_language_code
 
 # The memory that search needs grows with the tokens of the batches in progress, padding included.
 # A sentence has no more tokens than bytes; tokens of ordinary text have three to five bytes.
@@ -55,6 +56,8 @@ class BatchTranslator:
         signature: returns the function of a signature by its name; raises `KeyError` for others.
         target: the target vocabulary, to check that it can spell prefixes and phrases; None skips
             this check.
+        language_codes: those that a source may begin with, to reject others; empty skips this
+            check.
 
     Example:
         >>> exported = load_exported("exports/numbers/1")
@@ -62,10 +65,16 @@ class BatchTranslator:
         'zweihundert'
     """
 
-    def __init__(self, signature: Callable[[str], Any], target: Vocabulary | None = None) -> None:
+    def __init__(
+        self,
+        signature: Callable[[str], Any],
+        target: Vocabulary | None = None,
+        language_codes: Sequence[str] = (),
+    ) -> None:
         check_not_forked()
         self._signature = signature
         self._target = target
+        self._language_codes = language_codes
 
     @overload
     def translate(
@@ -229,6 +238,8 @@ class BatchTranslator:
         check_not_forked()
         if batch_size < 1:
             raise InputError(f"batch_size must be at least 1, got {batch_size}")
+        for text in columns["text" if "text" in columns else "source"].values:
+            check_language_code(text, self._language_codes)
         function = self._find(name, details)
         inputs = signature_inputs(function)
 

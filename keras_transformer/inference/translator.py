@@ -80,7 +80,7 @@ class Translator(BatchTranslator):
         details: bool = False,
         stores_projection: bool = False,
     ) -> None:
-        super().__init__(self.function, target)
+        super().__init__(self.function, target, source.language_codes)
         search = search or (task.search_config() if task else SearchConfig())
         if search.coverage_penalty and not hasattr(model, "attention"):
             raise InputError(

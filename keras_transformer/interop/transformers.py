@@ -328,7 +328,7 @@ def _language_codes(source: Symbols) -> list[str]:
     if not codes:
         return []
     named = ", ".join(codes[:8]) + (f" and {len(codes) - 8} others" if len(codes) > 8 else "")
-    return [f"Begin a sentence with the code of a language and a space: {named}."]
+    return [f"Begin a sentence with the code of a language: {named}."]
 
 
 # The export.

@@ -47,6 +47,7 @@ from keras_transformer.serving.model_folder import (
     check_version,
     choose_version,
     read_batching,
+    read_model_card,
     write_server_files,
 )
 from keras_transformer.text import Vocabulary
@@ -141,7 +142,9 @@ def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
     if serve is None or not {"translations", "scores"} <= set(serve.structured_outputs):
         raise InputError(f"the SavedModel in {path} is not a translator that `export` wrote")
     # The functions of the signatures live as long as `loaded`.
-    return BatchTranslator(lambda name: loaded.signatures[name])
+    has_card = (path / MODEL_CARD).is_file()
+    codes = read_model_card(path).get("language_codes", ()) if has_card else ()
+    return BatchTranslator(lambda name: loaded.signatures[name], language_codes=codes)
 
 
 # The model card: what the graph does not say of the model. It names no machine and no folder.
@@ -178,6 +181,7 @@ def make_model_card(
             "source": _describe_vocabulary(translator.source_tokenizer.vocabulary),
             "target": _describe_vocabulary(translator.target_tokenizer.vocabulary),
         },
+        "language_codes": list(translator.source_tokenizer.vocabulary.language_codes),
         "signatures": {
             name: {
                 "inputs": _describe_tensors(signature_inputs(function)),

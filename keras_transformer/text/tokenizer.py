@@ -25,7 +25,9 @@ except ImportError as error:  # it imports the Keras of TensorFlow
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
 from keras_transformer.files import CONTROL_CHARACTERS
-from keras_transformer.text.vocabulary import INVISIBLE, Vocabulary
+from keras_transformer.text.vocabulary import INVISIBLE, LANGUAGE_CODE, Vocabulary
+
+_UNKNOWN_CODE = "\U0010fffd"  # for private use: no vocabulary has it
 
 
 class Tokenizer(tf.Module):
@@ -56,7 +58,7 @@ class Tokenizer(tf.Module):
             int32 [B, (length)]
         """
         if max_tokens is None:
-            return self._tokenize(self._without_invisible(text))
+            return self._tokenize(self._visible(text))
         return self._tokenize(self._cut(text, max_tokens))[:, :max_tokens]
 
     def surfaces(self, text: tf.Tensor, max_tokens: int) -> tf.RaggedTensor:
@@ -68,6 +70,7 @@ class Tokenizer(tf.Module):
         _, starts, ends = self._sentencepiece().tokenize_with_offsets(words.flat_values)
         whole = tf.repeat(words.flat_values, starts.row_lengths())
         parts = tf.strings.substr(whole, starts.flat_values, ends.flat_values - starts.flat_values)
+        parts = tf.strings.regex_replace(parts, _UNKNOWN_CODE, "⁇")
         return words.with_flat_values(starts.with_flat_values(parts)).merge_dims(1, 2)[
             :, :max_tokens
         ]
@@ -80,7 +83,25 @@ class Tokenizer(tf.Module):
         limit = self.vocabulary.max_characters(max_tokens)
         # By bytes first: bytes that are not UTF-8 may count as one character, however many.
         text = tf.strings.substr(text, 0, 4 * limit)
-        return self._without_invisible(tf.strings.substr(text, 0, limit, unit="UTF8_CHAR"))
+        return self._visible(tf.strings.substr(text, 0, limit, unit="UTF8_CHAR"))
+
+    def _visible(self, text: tf.Tensor) -> tf.Tensor:
+        """Returns what is read of text [B]: without invisible characters, a code apart.
+
+        A graph shares its batch between requests, so an unknown code is no error as it is in
+        `Vocabulary.encode`, but an unknown token.
+        """
+        text = self._without_invisible(text)
+        if not (codes := self.vocabulary.language_codes):
+            return text
+        start = f"^{LANGUAGE_CODE}"
+        first = tf.strings.regex_replace(text, f"(?s){start}.*", r"\1")
+        is_known = tf.reduce_any(first[:, None] == tf.constant(codes), axis=1)
+        return tf.where(
+            is_known,
+            tf.strings.regex_replace(text, start, r"\1 "),
+            tf.strings.regex_replace(text, start, f"{_UNKNOWN_CODE} "),
+        )
 
     def _without_invisible(self, text: tf.Tensor) -> tf.Tensor:
         """Returns text [B] as `Vocabulary.without_invisible` does."""
@@ -125,8 +146,8 @@ class Tokenizer(tf.Module):
         text = self._sentencepiece().detokenize(tf.ragged.boolean_mask(rows, is_content))  # [B]
         # Bytes of an unknown word spell the "▁" that it begins with, too.
         text = tf.strings.regex_replace(text, WORD_START, " ")
-        # Left by an unknown first word, whose token includes the space before it.
-        text = tf.strings.regex_replace(text, "^ ", "")
+        # Left by an unknown first word, whose token includes the space before it, or by a last "▁".
+        text = tf.strings.regex_replace(text, "^ +| +$", "")
         text = tf.strings.regex_replace(text, CONTROL_CHARACTERS, " ")
         return tf.ensure_shape(tf.reshape(text, leading_shape), ids.shape[:-1])
 

@@ -5,6 +5,7 @@ Richardson 2018) does the work; TensorFlow is not needed here, `Tokenizer` does 
 """
 
 import collections
+import difflib
 import functools
 import hashlib
 import itertools
@@ -36,6 +37,11 @@ _SOFT_HYPHEN = "\xad"
 MARKS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
 _JOINERS = "\u200c\u200d"
 INVISIBLE = f" {WORD_START}{_SPACES}{_SOFT_HYPHEN}{MARKS}{_JOINERS}"
+# A code at the beginning of a text, such as ">>deu<<", selects the language that OPUS-MT models for
+# several languages translate into.
+LANGUAGE_CODE = (
+    r"[ \t\n\f\r]*(>>[^<> \t\n\f\r]+<<)[ \t\n\f\r]*"  # a pattern of Python and of TensorFlow
+)
 # SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
 _SEED_IN_USE = threading.Lock()
 
@@ -148,6 +154,31 @@ class Vocabulary:
         """Returns a text without `invisible_characters`; a text of nothing visible is empty."""
         return text.translate(self._substitutes) if text.strip(INVISIBLE) else ""
 
+    @functools.cached_property
+    def language_codes(self) -> tuple[str, ...]:
+        """The codes that select a language, such as ">>deu<<"; none in most vocabularies."""
+        codes = {
+            id_: piece.removeprefix(WORD_START)
+            for id_, piece in enumerate(self.pieces(range(self.size)))
+            if re.fullmatch(f"{WORD_START}?{LANGUAGE_CODE}", piece)
+        }
+        read = self._encode(list(codes.values()), num_threads=1) if codes else []
+        # In the vocabulary of a target no text becomes such a token.
+        return tuple(
+            code for (id_, code), ids in zip(codes.items(), read, strict=True) if id_ in ids
+        )
+
+    def with_code_apart(self, text: str) -> str:
+        """Returns a text with one space after the language code that it begins with, if any.
+
+        Raises:
+            InputError: the vocabulary has codes, and not this one.
+        """
+        check_language_code(text, self.language_codes)
+        if not self.language_codes or not (match := re.match(LANGUAGE_CODE, text)):
+            return text
+        return f"{match[1]} {text[match.end() :]}"
+
     def max_characters(self, max_tokens: int) -> int:
         """Returns how many characters of a text are read to find its first `max_tokens` tokens.
 
@@ -165,17 +196,21 @@ class Vocabulary:
 
         Args:
             texts: any number of sentences, str or UTF-8 in bytes; "▁" in them counts as a space.
-                See `invisible_characters` for others that do, or that are dropped.
+                See `invisible_characters` for others that do, or that are dropped. A language code
+                that begins a text may follow spaces, and needs none after it.
             max_tokens: the most ids of a text, the rest of which is not read, see `max_characters`;
                 None for all.
             num_threads: threads over which the sentences are spread; -1 means one for each core.
 
         Raises:
-            InputError: a text holds a lone surrogate and so is not Unicode.
+            InputError: a text holds a lone surrogate and so is not Unicode; or begins with a
+                language code that the vocabulary lacks, while it has others.
         """
         check_not_one_text(texts)
         limit = None if max_tokens is None else self.max_characters(max_tokens)
-        sentences = [self.without_invisible(as_text(text)[:limit]) for text in texts]
+        sentences = [
+            self.with_code_apart(self.without_invisible(as_text(text)[:limit])) for text in texts
+        ]
         try:
             ids = self._encode(sentences, num_threads)
         except Exception:
@@ -194,7 +229,7 @@ class Vocabulary:
         """
         texts = (self._processor.decode(self._content(row)) for row in ids)
         # Bytes of an unknown word spell the "▁" that it begins with, too.
-        texts = (text.replace(WORD_START, " ").removeprefix(" ") for text in texts)
+        texts = (text.replace(WORD_START, " ").strip(" ") for text in texts)
         return [replace_control_characters(text) for text in texts]
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -273,6 +308,19 @@ def check_not_one_text(texts: Iterable[Text]) -> None:
     """Raises `InputError` for one string where a sequence of them is meant."""
     if isinstance(texts, str | bytes):
         raise InputError(f"expected a sequence of sentences, got one: {texts[:40]!r}; use a list")
+
+
+def check_language_code(text: str, codes: Sequence[str]) -> None:
+    """Raises `InputError` if a text begins with a language code and a model has only others."""
+    match = re.match(LANGUAGE_CODE, text) if codes else None
+    if match is None or match[1] in codes:
+        return
+    names = {code[2:-2]: code for code in codes}
+    near = difflib.get_close_matches(match[1][2:-2], names, n=5, cutoff=0.5)
+    examples = ", ".join(names[name] for name in near or sorted(names)[:8])
+    raise InputError(
+        f"the model has no language code {match[1]}; it has {len(codes)}, for example {examples}"
+    )
 
 
 class SubwordSampler:

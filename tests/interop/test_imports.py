@@ -242,7 +242,7 @@ def test_padding_is_in_the_softmax_only_of_models_trained_with_it(
 
 def test_language_codes_are_noted(load):
     assert load("hf_marian")[0].model.notes == (
-        ["Begin a sentence with the code of a language and a space: >>deu<<, >>nld<<."]
+        ["Begin a sentence with the code of a language: >>deu<<, >>nld<<."]
     )
 
 

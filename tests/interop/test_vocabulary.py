@@ -6,6 +6,9 @@ import pytest
 import samples
 import tensorflow as tf
 
+from keras_transformer.config import EOS_ID, UNK_ID
+from keras_transformer.errors import InputError
+from keras_transformer.interop import read_model
 from keras_transformer.interop.reading import ids_to_tokens
 from keras_transformer.interop.vocabularies import Symbols, sentencepiece_vocabulary
 from keras_transformer.text import Tokenizer
@@ -53,3 +56,48 @@ def test_opus_tokenizers_give_marian_tokenizers_ids(name, folder, load):
     for entry, ids in zip(entries, found, strict=True):
         assert [*ids, samples.EOS] == [ours[id_] for id_ in entry["ids"]], entry["text"]
     assert Tokenizer(vocabulary).tokenize(tf.constant(texts)).to_list() == found
+
+
+# Language codes
+
+
+@pytest.fixture(scope="module")
+def sides(sample_model):
+    """The vocabularies of a model with the codes >>deu<< and >>nld<<."""
+    return read_model(sample_model("hf_marian")).vocabularies
+
+
+def test_code_is_read_after_spaces_and_without_one_behind_it(sides):
+    source, target = sides
+    assert (source.language_codes, target.language_codes) == ((">>deu<<", ">>nld<<"), ())
+    expected = source.encode([">>nld<< Two dogs play."])
+    texts = [f"{before}>>nld<<{after}Two dogs play."
+             for before, after in (("", ""), (" ", " "), ("\n\t", "  "), ("\ufeff", "\n"))]  # fmt: skip
+    assert source.encode(texts) == expected * 4
+    assert Tokenizer(source).tokenize(tf.constant(texts)).to_list() == expected * 4
+    ordinary = ["Two >> dogs <<", "a >>nld<< b", ">>nld<<", "x" * 9]
+    ids = source.encode(ordinary)
+    assert Tokenizer(source).tokenize(tf.constant(ordinary)).to_list() == ids
+    assert target.encode([">>xyz<< Hund"]) == target.encode([" >>xyz<< Hund"])  # text there
+
+
+def test_unknown_code_is_an_error_that_lists_near_ones_and_in_a_graph_unknown(sides):
+    source, _ = sides
+    with pytest.raises(InputError, match="no language code >>de<<; it has 2, for example >>deu<<$"):
+        source.encode(["Two dogs", " >>de<<Two dogs"])
+    with pytest.raises(InputError, match="no language code >>xx-YY<<; .* >>deu<<, >>nld<<$"):
+        source.encode([">>xx-YY<< Two dogs"])
+    tokenizer, text = Tokenizer(source), tf.constant([">>de<<Two dogs"])
+    (ids,) = tokenizer.tokenize(text).to_list()
+    (two_dogs,) = source.encode(["Two dogs"])
+    assert UNK_ID in ids and ids[ids.index(UNK_ID) + 1 :] == two_dogs
+    surfaces = b"".join(tokenizer.surfaces(text, 9).to_list()[0]).decode()
+    assert surfaces.isprintable()  # what a translation may copy
+
+
+def test_translations_end_without_a_space(sides):
+    _, target = sides
+    pieces = target.pieces(range(target.size))
+    ids = [[*target.encode(["Mann"])[0], pieces.index("▁"), pieces.index("▁"), EOS_ID]]
+    assert target.decode(ids) == ["Mann"]
+    assert Tokenizer(target).detokenize(tf.constant(ids)).numpy().tolist() == [b"Mann"]
