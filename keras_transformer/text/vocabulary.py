@@ -38,10 +38,8 @@ MARKS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u206
 _JOINERS = "\u200c\u200d"
 INVISIBLE = f" {WORD_START}{_SPACES}{_SOFT_HYPHEN}{MARKS}{_JOINERS}"
 # A code at the beginning of a text, such as ">>deu<<", selects the language that OPUS-MT models for
-# several languages translate into.
-LANGUAGE_CODE = (
-    r"[ \t\n\f\r]*(>>[^<> \t\n\f\r]+<<)[ \t\n\f\r]*"  # a pattern of Python and of TensorFlow
-)
+# several languages translate into. A pattern of Python and of TensorFlow.
+LANGUAGE_CODE = r"[ \t\n\f\r]*(>>[^<> \t\n\f\r]+<<)[ \t\n\f\r]*"
 # SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
 _SEED_IN_USE = threading.Lock()
 

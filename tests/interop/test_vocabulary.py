@@ -71,8 +71,8 @@ def test_code_is_read_after_spaces_and_without_one_behind_it(sides):
     source, target = sides
     assert (source.language_codes, target.language_codes) == ((">>deu<<", ">>nld<<"), ())
     expected = source.encode([">>nld<< Two dogs play."])
-    texts = [f"{before}>>nld<<{after}Two dogs play."
-             for before, after in (("", ""), (" ", " "), ("\n\t", "  "), ("\ufeff", "\n"))]  # fmt: skip
+    spaces = (("", ""), (" ", " "), ("\n\t", "  "), ("\ufeff", "\n"))
+    texts = [f"{before}>>nld<<{after}Two dogs play." for before, after in spaces]
     assert source.encode(texts) == expected * 4
     assert Tokenizer(source).tokenize(tf.constant(texts)).to_list() == expected * 4
     ordinary = ["Two >> dogs <<", "a >>nld<< b", ">>nld<<", "x" * 9]
@@ -83,9 +83,11 @@ def test_code_is_read_after_spaces_and_without_one_behind_it(sides):
 
 def test_unknown_code_is_an_error_that_lists_near_ones_and_in_a_graph_unknown(sides):
     source, _ = sides
-    with pytest.raises(InputError, match="no language code >>de<<; it has 2, for example >>deu<<$"):
+    with pytest.raises(
+        InputError, match=r"no language code >>de<<; it has 2, for example >>deu<<$"
+    ):
         source.encode(["Two dogs", " >>de<<Two dogs"])
-    with pytest.raises(InputError, match="no language code >>xx-YY<<; .* >>deu<<, >>nld<<$"):
+    with pytest.raises(InputError, match=r"no language code >>xx-YY<<; .* >>deu<<, >>nld<<$"):
         source.encode([">>xx-YY<< Two dogs"])
     tokenizer, text = Tokenizer(source), tf.constant([">>de<<Two dogs"])
     (ids,) = tokenizer.tokenize(text).to_list()
