@@ -8,7 +8,6 @@ of TensorFlow and TensorFlow Text, and no Python.
 `compare_answers`: does it give the answers of Python to the warm-up requests in a fresh process?
 """
 
-import inspect
 import itertools
 import pathlib
 import random
@@ -56,6 +55,7 @@ _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "NumpyFunction
 _TOLERANCE = 1e-4  # of numbers, absolute and relative
 # Near ties are rare: a wrong vocabulary, for example, changes most texts and no score.
 _SENTENCES_PER_TIE = 10
+_FRESH_PROCESS = pathlib.Path(__file__).with_name("fresh_process.py")
 CHECK_TIMEOUT = 1800.0  # seconds; XLA may have to compile many shapes
 
 
@@ -217,9 +217,9 @@ def check_operations(version: pathlib.Path, *, allow_xla: bool = False) -> list[
     nodes = [node for graph in model.meta_graphs for node in graph.graph_def.node]
     nodes += [node for function in functions for node in function.node_def]
     operations = {node.op for node in nodes}
-    if found := sorted(operations & _PYTHON_OPERATIONS):
+    if python := sorted(operations & _PYTHON_OPERATIONS):
         raise InputError(
-            f"the export calls Python ({', '.join(found)}), which a model server does not have; "
+            f"the export calls Python ({', '.join(python)}), which a model server does not have; "
             "write that part of the model with TensorFlow operations"
         )
     oldest = max(graph.graph_def.versions.min_consumer for graph in model.meta_graphs)
@@ -294,9 +294,8 @@ def _answer_both_ways(
     timeout: float,
 ) -> list[dict[str, Any]]:
     """Writes a fresh process's answers to the file `answers`, and returns those of Python."""
-    program = f"{inspect.getsource(_answer_alone)}\n_answer_alone()"
     process = subprocess.Popen(
-        [sys.executable, "-I", "-c", program, str(version), answers, *sys.path],
+        [sys.executable, "-I", str(_FRESH_PROCESS), str(version), answers, *sys.path],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -332,54 +331,6 @@ def _answer_both_ways(
     return expected
 
 
-def _answer_alone() -> None:
-    """The program of a fresh process, which answers warm-up requests as a model server would.
-
-    Its arguments are the folder of the version, the file for the answers, and where packages are.
-    It imports TensorFlow and TensorFlow Text, not this package, and loads the graph alone, as the
-    server does; `tf.saved_model.load` would rebuild Python objects. The answers are a TFRecord of
-    `PredictionLog`s, each request with its response.
-    """
-    import os
-    import pathlib
-    import sys
-
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    # The process that waits for this one holds the memory of the GPUs.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    sys.modules["keras_transformer"] = None  # type: ignore[assignment]  # importing it fails
-    version, answers, *packages = sys.argv[1:]
-    sys.path += [path for path in packages if path not in sys.path]  # -I leaves some of them out
-    try:
-        import tensorflow as tf
-        import tensorflow_text  # noqa: F401  (loads its ops)
-        from tensorflow_serving.apis import prediction_log_pb2
-
-        path = pathlib.Path(version, "assets.extra", "tf_serving_warmup_requests")
-        records = [record.numpy() for record in tf.data.TFRecordDataset(str(path))]
-        logs = [prediction_log_pb2.PredictionLog.FromString(each).predict_log for each in records]
-        with tf.compat.v1.Session(graph=tf.Graph()) as session:
-            model = tf.compat.v1.saved_model.load(session, ["serve"], version)
-            for log in logs:
-                signature = model.signature_def[log.request.model_spec.signature_name]
-                outputs = log.request.output_filter or signature.outputs
-                values = session.run(
-                    {name: signature.outputs[name].name for name in outputs},
-                    {
-                        signature.inputs[name].name: tf.make_ndarray(value)
-                        for name, value in log.request.inputs.items()
-                    },
-                )
-                for name, value in values.items():
-                    log.response.outputs[name].CopyFrom(tf.make_tensor_proto(value))
-        with tf.io.TFRecordWriter(answers) as writer:
-            for log in logs:
-                writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}")
-        sys.exit(1)
-
-
 def _compare(signature: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> int:
     """Returns the number of sentences with near ties: equal scores, and other text or tokens.
 
@@ -394,39 +345,39 @@ def _compare(signature: str, ours: Mapping[str, Any], theirs: Mapping[str, Any])
     # The outputs [B, N, ...] of a search have scores [B, N] beside them.
     shape = np.shape(ours.get("scores", 0.0))
     for name, expected in ours.items():
-        found = theirs[name]
+        exported = theirs[name]
         if expected.dtype.kind == "f" and not np.isfinite(expected).all():
             raise InputError(f"output {name} of signature {signature} has infinite numbers")
         is_of_search = len(shape) == 2 and name != "scores"
-        if is_of_search and found.shape[:2] == expected.shape[:2] == shape:
-            ties |= _differing_rows(found, expected)
-        elif found.shape != expected.shape or _differs(found, expected).any():
+        if is_of_search and exported.shape[:2] == expected.shape[:2] == shape:
+            ties |= _differing_rows(exported, expected)
+        elif exported.shape != expected.shape or _differs(exported, expected).any():
             raise InputError(
                 f"output {name} of signature {signature} changes when it is exported: "
-                + textwrap.shorten(f"{found!r} instead of {expected!r}", 300)
+                + textwrap.shorten(f"{exported!r} instead of {expected!r}", 300)
             )
     return len(ties)
 
 
-def _differing_rows(found: Any, expected: Any) -> set[int]:
-    """Returns which rows differ; arrays [B, N, L, ...] may differ in L, by padding."""
+def _differing_rows(exported: Any, expected: Any) -> set[int]:
+    """Returns the rows that differ; arrays [B, N, L, ...] may differ in L, by padding."""
     if expected.ndim >= 3:
-        length = max(found.shape[2], expected.shape[2])
+        length = max(exported.shape[2], expected.shape[2])
         padding = b"" if expected.dtype == object else PAD_ID
-        found, expected = (
+        exported, expected = (
             np.pad(
-                each,
-                [(0, length - size if axis == 2 else 0) for axis, size in enumerate(each.shape)],
+                array,
+                [(0, length - size if axis == 2 else 0) for axis, size in enumerate(array.shape)],
                 constant_values=padding,
             )
-            for each in (found, expected)
+            for array in (exported, expected)
         )
-    differs = _differs(found, expected).reshape(len(expected), -1).any(axis=1)
+    differs = _differs(exported, expected).reshape(len(expected), -1).any(axis=1)
     return set(np.flatnonzero(differs).tolist())
 
 
-def _differs(found: Any, expected: Any) -> Any:
-    """Returns where arrays differ, numbers by more than the tolerance."""
+def _differs(exported: Any, expected: Any) -> Any:
+    """Returns a mask of the places where arrays differ, numbers by more than the tolerance."""
     if expected.dtype.kind == "f":
-        return ~np.isclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
-    return found != expected
+        return ~np.isclose(exported, expected, rtol=_TOLERANCE, atol=_TOLERANCE)
+    return exported != expected

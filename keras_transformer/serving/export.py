@@ -167,7 +167,7 @@ def make_model_card(
     model = translator.model
     # The other variables are seeds and tables; a stored projection is no weight.
     values = [variable.value for variable in model.variables]
-    weights = [each for each in values if each.dtype.is_floating]
+    weights = [value for value in values if value.dtype.is_floating]
     return {
         "training": list(training),
         "model": model.config.to_dict(),
@@ -212,7 +212,7 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
     for name in DataConfig.fields_with(is_path=True):  # without their folders
         if values.get(name) is not None:
             values[name] = ",".join(map(os.path.basename, split_list(values[name])))
-    metrics = {f"step-{step}": each for step, each in run.checkpoints().metrics.read().items()}
+    metrics = {f"step-{step}": scores for step, scores in run.checkpoints().metrics.read().items()}
     measured = next(reversed(metrics), None) if checkpoint == AVERAGE else checkpoint
     return {
         "checkpoint": checkpoint,
@@ -224,7 +224,7 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
         "data": values,
         "settings": configs.training.to_dict(),
         "cost": training_cost(run.metrics_path, checkpoint),
-        "dev_metrics": {name: each for name, each in metrics.items() if name == measured},
+        "dev_metrics": {measured: metrics[measured]} if measured in metrics else {},
     }
 
 

@@ -237,8 +237,8 @@ def is_served(version: pathlib.Path) -> bool:
 def read_batching(folder: pathlib.Path) -> dict[str, int]:
     """Returns the numbers of the batching file of a model's folder, by name."""
     settings = _without_comments(folder / BATCHING_FILE)
-    found = re.findall(r"\b(\w+)\s*:?\s*[{<]\s*value\s*:\s*(\d+)", settings)
-    return {name: int(value) for name, value in found}
+    values = re.findall(r"\b(\w+)\s*:?\s*[{<]\s*value\s*:\s*(\d+)", settings)
+    return {name: int(value) for name, value in values}
 
 
 def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> None:

@@ -20,17 +20,24 @@ def model():
     return upper_case_model()
 
 
-@pytest.fixture(params=list(SERVE))
-def client(request, call, model):
-    with SERVE[request.param](model) as address:
+@pytest.fixture
+def protocol():
+    """REST; tests in which the protocol makes a difference are parametrized."""
+    return "rest"
+
+
+@pytest.fixture
+def client(protocol, call, model):
+    with SERVE[protocol](model) as address:
 
         def client(*arguments, stdin=b""):
-            server = (f"--server={address}", f"--protocol={request.param}")
+            server = (f"--server={address}", f"--protocol={protocol}")
             return call("serve_client.py", *server, *arguments, stdin=stdin)
 
         yield client
 
 
+@pytest.mark.parametrize("protocol", list(SERVE))
 def test_lines_of_input_are_translated_in_order(client, model, texts, tmp_path):
     assert client(stdin="two\n\nтри\r\n".encode()) == (0, "TWO\n\nТРИ\n", "")
     model.requests.clear()
@@ -126,7 +133,9 @@ def test_versions_are_listed_and_chosen(client, model):
         (["--output=."], b"two\n", [". is a folder; give the name of a file"]),
     ],
 )
-def test_what_cannot_be_done_is_one_line(client, refused, model, arguments, lines, parts):
+def test_impossible_arguments_are_reported_in_one_line(
+    client, refused, model, arguments, lines, parts
+):
     refused(client(*arguments, stdin=lines), *parts)
     assert not model.requests
 

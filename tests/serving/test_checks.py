@@ -220,7 +220,7 @@ def _replace_process(monkeypatch, answer):
         return "", None
 
     def start(command, **options):
-        with tf.io.TFRecordWriter(command[5]) as writer:
+        with tf.io.TFRecordWriter(command[4]) as writer:
             writer.write(log.SerializeToString())
         return mock.Mock(returncode=0, poll=lambda: 0, communicate=communicate)
 
@@ -293,15 +293,9 @@ def test_functions_that_fail_are_reported(tmp_path, monkeypatch):
         compare_answers(tmp_path, [Request("s", {})], {"s": fail})
 
 
-def _answer_alone():
-    """The program of a process that hangs."""
-    import time
-
-    time.sleep(600)
-
-
 def test_process_that_hangs_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "_answer_alone", _answer_alone)
+    (tmp_path / "hang.py").write_text("import time\ntime.sleep(600)\n")
+    monkeypatch.setattr(checks, "_FRESH_PROCESS", tmp_path / "hang.py")
     started = []
     popen = subprocess.Popen
 
