@@ -65,9 +65,10 @@ def run_page(monkeypatch, call, capsys):
         if started := re.fullmatch(r"bash (exports/\S+)/serve\.sh(?: +#.*)?", line):
             serve(pathlib.Path(started[1]).resolve())
             return ""
-        if request := re.fullmatch(r"curl (\S+) -d '(.*)'", line):
+        if request := re.fullmatch(r"curl (\S+)(?: -d '(.*)')?", line):
             url, body = request.groups()
-            with urllib.request.urlopen(f"http://{url}", body.encode(), timeout=60) as answer:
+            data = body and body.encode()
+            with urllib.request.urlopen(f"http://{url}", data, timeout=60) as answer:
                 return answer.read().decode()
         command, _, last = line.rpartition(" | ")
         program = re.match(r"(?:python scripts/|keras-transformer )(\w+)(?:\.py)?(.*)", last)
