@@ -107,6 +107,10 @@ class Tensors:
             part: functools.partial(read, index) for index, part in enumerate(parts)
         }
 
+    def with_prefix(self, prefix: str) -> "Tensors":
+        """Returns the tensors under names that begin with a prefix."""
+        return Tensors({prefix + name: array for name, array in self._arrays.items()}, self.where)
+
     def find(self, name: str, shape: tuple[int | None, ...]) -> Array | None:
         """Returns a tensor as `get` does, or None if the file has none of this name."""
         return self.get(name, shape) if name in self else None

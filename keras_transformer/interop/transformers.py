@@ -16,7 +16,7 @@ import json
 import os
 import pathlib
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,16 +126,19 @@ def read_transformers(folder: pathlib.Path, given: ImportOptions) -> ForeignMode
         )
     else:
         tensors = read_safetensors(path)
+    if not any(name.startswith("model.") for name in tensors):  # of a MarianModel, without logits
+        tensors = tensors.with_prefix("model.")
     source_table, target_table, projection, notes = _tables(tensors, config)
     tensors.ignore("model.*.embed_positions.weight")
     # As in transformers, config.json tells how to search only where there is no other file for it.
     values = read_json(generation) if generation.exists() else config.values
     generation_options = Options(values, str(folder), "transformers")
-    source, target = _symbols(folder, config, generation_options)
+    sides = _symbols(folder, config, generation_options)
+    source, target = (
+        _with_rows(symbols, len(table))
+        for symbols, table in zip(sides, (source_table, target_table), strict=True)
+    )
     check_rows(len(target_table), target)
-    bias = np.array(tensors.get("final_logits_bias", (len(target_table),)))
-    if _lacks_padding(generation_options, target, projection, bias):
-        bias[target.pad] = UNUSED_BIAS
     spms = given.spms or (folder / "source.spm", folder / "target.spm")
     vocabularies = make_vocabularies((source, target), spms, str(folder))
     names = set(values if generation.exists() else _OTHER_GENERATION_OPTIONS)
@@ -147,7 +150,9 @@ def read_transformers(folder: pathlib.Path, given: ImportOptions) -> ForeignMode
         source_table=source_table,
         target_table=target_table,
         projection=projection,
-        output_bias=bias,
+        output_bias=_output_bias(
+            tensors, generation_options, target, projection, len(sides[1].tokens)
+        ),
         source=source,
         target=target,
         vocabularies=vocabularies,
@@ -197,22 +202,53 @@ def _options(config: Options, positions: str) -> dict[str, Any]:
 
 
 def _tables(tensors: Tensors, config: Options) -> tuple[Array, Array, Array, list[str]]:
-    """Returns the tables of source and target, the projection, and notes where copies differ."""
-    names = [f"model.{name}.weight" for name in ("encoder.embed_tokens", "decoder.embed_tokens")]
+    """Returns the tables of source and target, the projection, and notes where copies differ.
+
+    Tables that are equal are stored under one of their names, whichever wrote the file.
+    """
     is_tied = config.get("tie_word_embeddings", bool, True)
-    if not config.get("share_encoder_decoder_embeddings", bool, True):
-        source, target = (tensors.get(name, (None, None)) for name in names)
-        copies = []
+    is_shared = config.get("share_encoder_decoder_embeddings", bool, True)
+    encoder, decoder = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+    output = ["lm_head.weight"] if is_tied else []
+    if is_shared:
+        names = ["model.shared.weight", encoder, decoder, *output]
+        source_name = target_name = _first_stored(tensors, names)
     else:
-        source = target = tensors.get("model.shared.weight", (None, None))
-        copies = [*names, *(["lm_head.weight"] if is_tied else [])]
+        names = [decoder, *output]
+        source_name, target_name = encoder, _first_stored(tensors, names)
+    source, target = (tensors.get(name, (None, None)) for name in (source_name, target_name))
     projection = target if is_tied else tensors.get("lm_head.weight", (None, None))
-    tensors.ignore("lm_head.weight")
     different = [
-        name for name in copies if name in tensors and not np.array_equal(tensors.get(name), target)
+        name for name in names if name in tensors and not np.array_equal(tensors.get(name), target)
     ]
-    notes = [f"{name} differs from model.shared.weight, which is taken." for name in different]
+    notes = [f"{name} differs from {target_name}, which is taken." for name in different]
     return source, target, projection, notes
+
+
+def _first_stored(tensors: Tensors, names: Sequence[str]) -> str:
+    """Returns the first name that a file has, or the first one if it has none."""
+    return next((name for name in names if name in tensors), names[0])
+
+
+def _output_bias(
+    tensors: Tensors, options: Options, target: Symbols, projection: Array, num_tokens: int
+) -> Array:
+    """Returns the bias of the logits [V], which removes tokens that the model never learned.
+
+    Args:
+        tensors: of the file, which may lack the bias.
+        options: of generation.
+        target: the tokens, with one for each row of the table.
+        projection: the rows.
+        num_tokens: tokens of the vocabulary; rows beyond them only fill the table up.
+    """
+    stored = tensors.find("final_logits_bias", (len(projection),))
+    bias = np.zeros(len(projection), np.float32) if stored is None else np.array(stored)
+    is_zero = ~projection.any(axis=1) & (bias == 0)
+    if _lacks_padding(options, target, is_zero):
+        bias[target.pad] = UNUSED_BIAS
+    bias[num_tokens:][is_zero[num_tokens:]] = UNUSED_BIAS
+    return bias
 
 
 def _symbols(folder: pathlib.Path, config: Options, generation: Options) -> tuple[Symbols, Symbols]:
@@ -230,7 +266,7 @@ def _symbols(folder: pathlib.Path, config: Options, generation: Options) -> tupl
     return source, read(folder / "target_vocab.json")
 
 
-def _lacks_padding(options: Options, target: Symbols, projection: Array, bias: Array) -> bool:
+def _lacks_padding(options: Options, target: Symbols, is_zero: Array) -> bool:
     """Whether the softmax that the model was trained with has no padding token.
 
     Marian's has none. The conversion to transformers adds a row of zeros, whose logit, 0, is often
@@ -239,14 +275,19 @@ def _lacks_padding(options: Options, target: Symbols, projection: Array, bias: A
     """
     if target.pad is None:
         return False
-    is_zero = not projection[target.pad].any() and bias[target.pad] == 0
     is_banned = [target.pad] in options.get("bad_words_ids", list, [])
     # The models of this package were trained with a row for padding.
-    return (
+    return bool(
         options.get("renormalize_logits", bool, False)
-        or is_zero
+        or is_zero[target.pad]
         or (is_banned and not target.is_ours)
     )
+
+
+def _with_rows(symbols: Symbols, rows: int) -> Symbols:
+    """Returns symbols with a name for each row of a table that has more rows than tokens."""
+    unused = [f"<unused-{id_}>" for id_ in range(len(symbols.tokens), rows)]
+    return dataclasses.replace(symbols, tokens=[*symbols.tokens, *unused])
 
 
 def _search(

@@ -224,6 +224,63 @@ def test_logit_of_padding_changes_no_translation_score_or_export(copy, tmp_path)
         np.testing.assert_allclose(found_scores, scores, atol=1e-5)
 
 
+def rename(tensors, names):
+    for old, new in names.items():
+        tensors[new] = tensors.pop(old)
+
+
+SHARED = "model.shared.weight"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: rename(tensors, {SHARED: "lm_head.weight"}),
+        lambda tensors: rename(tensors, {SHARED: "model.encoder.embed_tokens.weight"}),
+        lambda tensors: rename(tensors, {SHARED: "model.decoder.embed_tokens.weight"}),
+        lambda tensors: (
+            tensors.pop("final_logits_bias"),
+            rename(tensors, {name: name.removeprefix("model.") for name in [*tensors]}),
+        ),
+    ],
+    ids=["lm_head", "encoder", "decoder", "base model"],
+)
+def test_tables_are_found_under_each_name_of_transformers(change, copy, tmp_path):
+    shutil.copytree(copy("hf_marian"), tmp_path / "without_bias")
+    expected = rewrite_marian(
+        tmp_path / "without_bias", change=lambda tensors: tensors["final_logits_bias"].fill(0)
+    )
+    found = rewrite_marian(
+        tmp_path / "hf_marian",
+        change=lambda tensors: (tensors["final_logits_bias"].fill(0), change(tensors)),
+    )
+    assert (found.config, found.notes) == (expected.config, expected.notes)
+    for weight, other in zip(found.to_model().weights, expected.to_model().weights, strict=True):
+        np.testing.assert_array_equal(weight, other, err_msg=other.path)
+
+
+@pytest.mark.parametrize("row", [0.0, 0.1])
+def test_table_may_have_more_rows_than_the_vocabulary_has_tokens(row, copy):
+    def add_rows(tensors):
+        table, bias = tensors["model.shared.weight"], tensors["final_logits_bias"]
+        tensors["model.shared.weight"] = np.pad(table, [(0, 6), (0, 0)], constant_values=row)
+        tensors["final_logits_bias"] = np.pad(bias, [(0, 0), (0, 6)])
+
+    folder = copy("hf_marian")
+    old = read_model(folder)
+    before, new = old.to_model(), rewrite_marian(folder, change=add_rows)
+    found = new.to_model()
+    size = before.config.vocabulary_size
+    assert found.config.vocabulary_size == size + 6
+    np.testing.assert_array_equal(
+        found.source_embedding.table.numpy()[:size], before.source_embedding.table
+    )
+    # Rows of zeros were never trained; others count in the softmax of transformers as well.
+    assert set(found.output_bias.numpy()[size:]) == {0.0 if row else -100.0}
+    texts = ["Two dogs"]
+    assert new.vocabularies[0].encode(texts) == old.vocabularies[0].encode(texts)
+
+
 @pytest.mark.parametrize(
     ("generation", "is_row_zero", "is_used"),
     [({}, True, False), ({}, False, True), ({"renormalize_logits": True}, False, False),

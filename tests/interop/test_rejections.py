@@ -121,7 +121,8 @@ CASES = {
     "heads of the sides differ": (
         "hf_marian", with_values("config.json", encoder_attention_heads=2), "heads (2"),
     "no heads": (
-        "opennmt_tf", lambda folder: None, "give --num_heads (8 for Transformer", _VOCABULARIES),
+        "opennmt_tf", lambda folder: None, "--num_heads of keras-transformer import_model (8",
+        _VOCABULARIES),
     "another model of transformers": (
         "hf_marian", with_values("config.json", model_type="mbart"), "is 'mbart', and"),
     "norms elsewhere": (
