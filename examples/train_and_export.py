@@ -42,7 +42,7 @@ def main(folder: pathlib.Path) -> None:
     version = export(translator, folder / "export")
     sentences = ["a small red tree", "a big dog"]
     for source, best in zip(sentences, load_exported(version).translate(sentences), strict=True):
-        print(f"{source} -> {best[0].text} ({best[0].score:.2f})")
+        print(f"{source} -> {best} ({best.score:.2f})")
 
 
 if __name__ == "__main__":

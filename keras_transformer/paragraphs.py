@@ -7,53 +7,61 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, overload
 
 from keras_transformer.errors import InputError, check_choice, needs_extra
-from keras_transformer.results import Translation, text_input
+from keras_transformer.sentences import SentenceTranslator, text_input
 
 # Marks that end a sentence: pysbd may leave them at the beginning of the next one.
 _CLOSING = "”’»」』）】》〉！？。"
 
 
-class SentenceTranslator(Protocol):
-    """What translates sentences: a `BatchTranslator` or a `Client`."""
+@overload
+def translate_paragraphs(
+    translator: SentenceTranslator, paragraphs: str, language: str, **options: Any
+) -> str: ...
 
-    def translate(self, sentences: list[str], **options: Any) -> list[list[Translation]]: ...
+
+@overload
+def translate_paragraphs(
+    translator: SentenceTranslator, paragraphs: Sequence[str], language: str, **options: Any
+) -> list[str]: ...
 
 
 def translate_paragraphs(
-    translator: SentenceTranslator, paragraphs: Sequence[str], language: str, **options: Any
-) -> list[str]:
-    """Returns the translations of paragraphs, sentence by sentence, the spaces between them kept.
+    translator: SentenceTranslator, paragraphs: str | Sequence[str], language: str, **options: Any
+) -> str | list[str]:
+    """Translates a paragraph or a list of them, sentence by sentence, and keeps the spaces between.
 
     All sentences are translated in one call, in batches of similar length. A paragraph may be
     longer than the model reads; a sentence may not.
 
     Args:
         translator: translates the sentences.
-        paragraphs: text of any number of sentences each.
+        paragraphs: text of any number of sentences, or a list of texts.
         language: of the paragraphs, as pysbd names it, such as "en".
-        **options: of `translator.translate`, each one value for all sentences.
+        **options: search options of `translator.translate`, each one value for all sentences.
 
     Raises:
         InputError: pysbd is not installed or does not know the language; or as in `translate`.
 
     Example:
-        >>> translate_paragraphs(translator, ["Two hundred.  Dr. No has one."], "en")
-        ['Zweihundert.  Dr. No hat eine.']
+        >>> translate_paragraphs(translator, "Two hundred.  Dr. No has one.", "en")
+        'Zweihundert.  Dr. No hat eine.'
     """
-    split = SplitParagraphs(paragraphs, language)
+    texts = [paragraphs] if isinstance(paragraphs, str) else paragraphs
+    split = SplitParagraphs(texts, language)
     results = translator.translate(split.sentences, **options)
-    return split.join([best.text for best, *_ in results])
+    joined = split.join([each.text for each in results])
+    return joined[0] if isinstance(paragraphs, str) else joined
 
 
 class SplitParagraphs:
     """The sentences of paragraphs, and the way back.
 
     Args:
-        paragraphs: as in `translate_paragraphs`.
-        language: as there.
+        paragraphs: a list of texts.
+        language: as in `translate_paragraphs`.
 
     Attributes:
         sentences: of all paragraphs, none of them blank, without the spaces around them.

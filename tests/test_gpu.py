@@ -182,7 +182,7 @@ def test_beam_search_and_export_answer_as_the_cpu_does(run, tmp_path):
     exported = export(translator, tmp_path / "model")
     answers["export"] = load_exported(exported).translate(texts)
     (expected, scores), *others = (
-        ([best.text for best, *_ in given], [best.score for best, *_ in given])
+        ([best.text for best in given], [best.score for best in given])
         for given in answers.values()
     )
     for found, found_scores in others:

@@ -26,9 +26,9 @@ def test_run_is_loaded_with_its_own_search(run, words):
     assert translator.search.max_extra_length == 5
     best = translator.translate("two cat")
     assert str(best) == best.text == f"{words['two']} {words['cat']}"
-    assert translator.translate(["two cat"])[0][0].text == best.text
-    n_best = Translator.load(str(run.path), num_translations=2).translate(["two cat"])
-    assert len(n_best[0]) == 2
+    assert translator.translate(["two cat"])[0].text == best.text
+    n_best = Translator.load(str(run.path), num_translations=2).translate("two cat")
+    assert n_best.text == best.text and len(n_best.alternatives) == 1
 
 
 def test_run_without_a_checkpoint_and_unknown_options_are_reported(run, tmp_path):

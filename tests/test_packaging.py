@@ -113,7 +113,7 @@ def test_client_alone_installs_and_translates_without_tensorflow(sdist, tmp_path
         program = f"""
 from keras_transformer import Client
 with Client("{address}", protocol="rest") as client:
-    print(client.translate(["a horse"])[0][0].text)
+    print(client.translate("a horse").text)
 """
         assert _run(python, "-c", program, cwd=tmp_path) == "A HORSE\n"
         (tmp_path / "input.en").write_text("a man\n")

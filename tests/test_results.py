@@ -1,63 +1,37 @@
-"""Results from the outputs of a signature, word alignments, and batches by length."""
-
-import random
+"""Results from the outputs of a signature, and word alignments."""
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from keras_transformer.decoding import NO_SCORE
-from keras_transformer.errors import InputError
 from keras_transformer.results import (
     Alignment,
     Score,
     Translation,
     align_by_attention,
-    batches_by_length,
-    in_row_order,
     in_words_of_texts,
     read_scores,
     read_translations,
-    text_input,
-    warn_about_cut,
 )
 
 EOS = "</s>"
-
-
-@pytest.mark.parametrize("make", [list, np.array, tf.constant], ids=["list", "array", "tensor"])
-def test_sentences_may_be_a_list_an_array_or_an_eager_tensor(make):
-    assert text_input("text", make(["Ein Hund", "木"])).values == ["Ein Hund", "木"]
-
-
-def test_tensor_of_a_graph_is_reported():
-    def translate(texts):
-        return text_input("text", texts).values
-
-    message = "InputError: text must be a list of sentences, got a tensor of a graph: translate out"
-    with pytest.raises(Exception, match=message):
-        tf.function(translate)(tf.constant(["a"]))
-    with pytest.raises(InputError, match="got a tensor of a graph"):
-        tf.function(translate, autograph=False)(tf.constant(["a"]))
 
 
 def test_empty_places_of_an_n_best_list_are_dropped():
     translations = [["a", "b", ""], ["", "", ""], ["", "c", "d"]]
     scores = [[-1.0, -2.0, NO_SCORE], [NO_SCORE] * 3, [-0.5, -1.0, -3.0]]
     assert read_translations(dict(translations=translations, scores=scores)) == [
-        [Translation("a", -1.0), Translation("b", -2.0)],
-        [Translation("", NO_SCORE)],  # nothing was found
-        [Translation("", -0.5), Translation("c", -1.0), Translation("d", -3.0)],
+        Translation("a", -1.0, (Translation("b", -2.0),)),
+        Translation("", NO_SCORE),  # nothing was found
+        Translation("", -0.5, (Translation("c", -1.0), Translation("d", -3.0))),
     ]
 
 
-def test_cut_translations_are_reported():
+def test_scores_say_which_translations_were_cut():
     answer = dict(scores=[-1.5, -2.0], token_scores=[[-1.5, 0.0], [-1.0, -1.0]], lengths=[1, 2])
     scores = read_scores(answer | dict(is_cut=[False, True]))
     assert scores == [Score(-1.5, [-1.5]), Score(-2.0, [-1.0, -1.0], is_cut=True)]
-    with pytest.warns(UserWarning, match="1 of 2 translations are longer than the model can gener"):
-        warn_about_cut(scores)
-    warn_about_cut(read_scores(answer))  # an export that does not report it
+    assert not any(each.is_cut for each in read_scores(answer))  # exports that do not report it
 
 
 @pytest.mark.parametrize(
@@ -106,33 +80,13 @@ def test_words_of_texts_differ_from_words_of_the_vocabulary():
     assert in_words_of("a b c", "voil\u00e0\u00a0! ici l\u00e0", count=3) == [
         (left, right) for right, left in pairs
     ]
+    # Characters that nobody sees are no words.
+    pairs = [(0, 0), (2, 1)]
+    assert in_words_of("a \u200b b", "x y", count=2) == pairs
+    assert in_words_of("a \u00ad\ufeff b\u00adc", "x y", count=2) == pairs
+    assert in_words_of("a\u200bb c", "x y z", count=3) == [(0, 0), (0, 1), (1, 2)]
     # A vocabulary that reads still other words: no pairs are better than wrong ones.
     assert in_words_of("a dog", "das ist ein Hund") == []
     # One word may be a run of unknown ones.
     assert in_words_of("x y dog", "a b", count=2, may_merge=(True, False)) == []
     assert in_words_of("x dog", "a b", count=2, may_merge=(True, True)) == [(0, 0), (1, 1)]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "size", "most", "batches"),
-    [
-        ([3, 5, 0, 5, 4], 2, None, [[1, 3], [4, 0], [2]]),  # the longest come first
-        ([10, 100, 30, 10, 31, 1000, 10, 0], 3, 100, [[5], [1], [4, 2, 0], [3, 6, 7]]),
-        ([], 4, None, []),
-    ],
-)
-def test_rows_of_similar_length_share_a_batch(lengths, size, most, batches):
-    assert batches_by_length(lengths, size, most) == batches
-    assert in_row_order(batches, [[lengths[row] for row in batch] for batch in batches]) == lengths
-
-
-@pytest.mark.parametrize("most", [None, 1, 50, 10_000])
-def test_each_row_is_in_one_batch_of_limited_size(most):
-    generator = random.Random(1)
-    lengths = [generator.randrange(80) for _ in range(500)]
-    batches = batches_by_length(lengths, 16, most)
-    assert sorted(row for batch in batches for row in batch) == list(range(500))
-    for batch in batches:
-        assert len(batch) <= 16
-        padded = len(batch) * max(lengths[row] for row in batch)
-        assert most is None or len(batch) == 1 or padded <= most

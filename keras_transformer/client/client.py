@@ -11,9 +11,8 @@ import re
 import textwrap
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar
 
 from typing_extensions import Self
 
@@ -27,28 +26,17 @@ from keras_transformer.client.transport import (
     check_headers,
 )
 from keras_transformer.errors import InputError, check_unicode, needs_extra
-from keras_transformer.results import (
-    DetailedTranslation,
+from keras_transformer.sentences import (
+    Answer,
     InputValues,
-    Score,
-    Translation,
+    Result,
+    SentenceTranslator,
     batches_by_length,
-    check_details,
     in_row_order,
-    in_words_of_texts,
-    option_inputs,
-    pair_inputs,
-    read_alignments,
-    read_details,
-    read_scores,
-    read_translations,
-    text_input,
-    warn_about_cut,
-    with_alignments,
+    select_rows,
 )
 
-Answer = TypeVar("Answer")
-Row = TypeVar("Row")
+Reply = TypeVar("Reply")  # to a request without sentences, too
 
 # A model server takes more, but gRPC proxies take 4 MiB by default, and nginx 1 MiB over REST.
 _REQUEST_BYTES = 1_000_000
@@ -74,15 +62,7 @@ _MESSAGES = {
 }
 
 
-# What an answer says of each sentence.
-_REMARKS = {
-    "source_cut": "{} are longer than the model reads; the rest of them was not translated",
-    "options_ignored": "the prefix or a banned phrase of {} is not kept as it is: the vocabulary "
-    "lacks characters of it, or it is too long",
-}
-
-
-class Client:
+class Client(SentenceTranslator):
     """Translates and scores sentences with a model server; thread-safe.
 
     Args:
@@ -112,16 +92,12 @@ class Client:
             {"authorization": "Bearer ..."}, which is sent by TLS or to this machine only; others
             may cross the network in clear text.
 
-    Attributes:
-        num_translations: the most that the model returns of a sentence, as its answers to
-            `translate` show; 1 before the first.
-
     Raises:
         InputError: an argument is invalid, or a certificate cannot be read.
 
     Example:
         >>> with Client("localhost:8500", model="mine") as client:
-        ...     client.translate(["two hundred"])[0][0].text
+        ...     client.translate("two hundred").text
         'zweihundert'
     """
 
@@ -159,11 +135,10 @@ class Client:
             raise InputError(f"version must be a positive number of 64 bits, got {version!r}")
         if version is not None and label is not None:
             raise InputError(f"give version {version} or label {label!r}, not both")
-        self.num_translations = 1
         self._model = ModelName(model, version, label)
         self._timeout_s = timeout_s
         self._retries = retries
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._server = f"{protocol} server at {address}"
         self._tls = tls
         certificates = Certificates(
@@ -172,98 +147,6 @@ class Client:
         self._transport = _connect(address, protocol, tls, certificates, headers or {})
         self._is_closed = threading.Event()
         self._threads = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
-
-    @overload
-    def translate(
-        self, sentences: Sequence[str], *, details: Literal[False] = ..., **options: Any
-    ) -> list[list[Translation]]: ...
-
-    @overload
-    def translate(
-        self, sentences: Sequence[str], *, details: Literal[True], **options: Any
-    ) -> list[list[DetailedTranslation]]: ...
-
-    def translate(self, sentences: Sequence[str], *, details: bool = False, **options: Any) -> Any:
-        """Translates any number of sentences; warns where the model cuts them or ignores an option.
-
-        Args:
-            sentences: the sentences, in any order.
-            details: whether to return each translation as a `DetailedTranslation`; the model must
-                have been exported with them, and it needs NumPy.
-            **options: decoding options that differ from the exported ones, such as
-                length_penalty, max_length, temperature or prefix; the model card lists them.
-                Each is one value for all sentences or a sequence with one for each, where None
-                means the exported one. A list of phrases is for all sentences, a list of such
-                lists has those of each sentence.
-
-        Returns:
-            For each sentence its translations, best first.
-
-        Raises:
-            InputError: a sentence or an option cannot be sent, or the model has no details.
-            ServingError: the server gives no answer, or rejects a request; the error has its
-                sentences.
-        """
-
-        remarks: dict[str, list[bool]] = {name: [] for name in _REMARKS}
-
-        def read(answer: Mapping[str, Any], inputs: Mapping[str, InputValues]) -> list[Any]:
-            for name, flags in remarks.items():
-                flags.extend(answer.get(name, ()))
-            # Their lists drop empty places.
-            self.num_translations = len(answer["translations"][0])
-            if not details:
-                return read_translations(answer)
-            check_details(answer)
-            return with_alignments(read_details(answer), inputs["text"].values)
-
-        columns = {"text": text_input("sentences", sentences)}
-        signature = "serving_default"
-        if options:
-            signature = "translate_options"
-            signatures = self._ask(
-                lambda timeout_s: self._transport.signatures(self._model, timeout_s)
-            )
-            known = signatures.get(signature, {})
-            columns |= option_inputs(options, known, len(columns["text"].values))
-        rows = self._rows(signature, columns, read)
-        for name, flags in remarks.items():
-            if any(flags):
-                message = _REMARKS[name].format(f"{sum(flags)} of {len(rows)} sentences")
-                warnings.warn(message, stacklevel=2)
-        return rows
-
-    def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
-        """Returns how probable the model finds given translations.
-
-        Warns if the model cuts translations that are longer than any that it can generate.
-
-        Args:
-            source: sentences.
-            target: the translation of each.
-
-        Raises:
-            InputError: there are not as many of one as of the other, or they cannot be sent.
-            ServingError: as in `translate`.
-        """
-        columns = pair_inputs(source, target)
-        scores = self._rows("score", columns, lambda answer, _: read_scores(answer))
-        warn_about_cut(scores)
-        return scores
-
-    def align(self, source: Sequence[str], target: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """Returns the word alignment of each sentence with its translation; needs NumPy.
-
-        See `BatchTranslator.align`; errors are those of `score`.
-        """
-
-        def read(
-            answer: Mapping[str, Any], inputs: Mapping[str, InputValues]
-        ) -> list[list[tuple[int, int]]]:
-            texts = (inputs["source"].values, inputs["target"].values)
-            return in_words_of_texts(read_alignments(answer), *texts)
-
-        return self._rows("attention", pair_inputs(source, target), read)
 
     def status(self) -> list[VersionStatus]:
         """Returns the versions of the model that the server knows, and the state of each.
@@ -288,19 +171,23 @@ class Client:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _rows(
+    def _input_types(self, signature: str) -> Mapping[str, str]:
+        signatures = self._ask(lambda timeout_s: self._transport.signatures(self._model, timeout_s))
+        return signatures.get(signature, {})
+
+    def _check_options(
+        self, options: Mapping[str, Any], columns: Mapping[str, InputValues]
+    ) -> None:
+        pass  # only the server knows what it cannot keep, and says so in its answers
+
+    def _run(
         self,
         signature: str,
         columns: Mapping[str, InputValues],
-        read: Callable[[Mapping[str, Any], Mapping[str, InputValues]], list[Row]],
-    ) -> list[Row]:
-        """Returns the outputs of a signature for each row of its inputs, in their order.
-
-        Args:
-            signature: the one to request.
-            columns: its inputs.
-            read: returns the rows of an answer, given it and its inputs; raises as the functions
-                of `results` do.
+        read: Callable[[Answer, Mapping[str, InputValues]], list[Result]],
+        details: bool,
+    ) -> list[Result]:
+        """Requests batches of a signature.
 
         Raises:
             ServingError: the server rejects a request, or gives no answer; none is sent after it.
@@ -308,14 +195,11 @@ class Client:
         rows = zip(*(column.values for column in columns.values()), strict=True)
         # As JSON has them; protocol buffers are smaller.
         sizes = [len(json.dumps(row, ensure_ascii=False).encode()) for row in rows]
-        batches = batches_by_length(sizes, self._batch_size, _REQUEST_BYTES)
+        batches = batches_by_length(sizes, self.batch_size, _REQUEST_BYTES)
         has_ended = threading.Event()  # this call
 
-        def predict(batch: list[int], deadline: float, retries: int) -> list[Row]:
-            inputs = {
-                name: InputValues([column.values[index] for index in batch], column.dtype)
-                for name, column in columns.items()
-            }
+        def predict(batch: list[int], deadline: float, retries: int) -> list[Result]:
+            inputs = select_rows(columns, batch)
             try:
                 outputs = self._request(
                     lambda timeout_s: self._transport.predict(
@@ -337,7 +221,7 @@ class Client:
                 ]
             return self._read(signature, read, outputs, inputs, len(batch))
 
-        def answer(batch: list[int]) -> list[Row]:
+        def answer(batch: list[int]) -> list[Result]:
             if has_ended.is_set():
                 return []  # which nobody reads
             try:
@@ -369,11 +253,11 @@ class Client:
     def _read(
         self,
         signature: str,
-        read: Callable[[Mapping[str, Any], Mapping[str, InputValues]], list[Row]],
-        answer: Mapping[str, Any],
+        read: Callable[[Answer, Mapping[str, InputValues]], list[Result]],
+        answer: Answer,
         inputs: Mapping[str, InputValues],
         count: int,
-    ) -> list[Row]:
+    ) -> list[Result]:
         """Returns the `count` rows of an answer; raises `ServingError` for another model's."""
         try:
             rows = read(answer, inputs)
@@ -390,7 +274,7 @@ class Client:
             )
         return rows
 
-    def _ask(self, send: Callable[[float], Answer]) -> Answer:
+    def _ask(self, send: Callable[[float], Reply]) -> Reply:
         """Returns the answer to a request that has no sentences; raises `ServingError`."""
         deadline = time.monotonic() + self._timeout_s
         try:
@@ -401,11 +285,11 @@ class Client:
 
     def _request(
         self,
-        send: Callable[[float], Answer],
+        send: Callable[[float], Reply],
         has_ended: threading.Event,
         deadline: float,
         retries: int,
-    ) -> Answer:
+    ) -> Reply:
         """Returns the answer to a request, which is retried before the deadline.
 
         Args:

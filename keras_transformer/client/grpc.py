@@ -22,7 +22,7 @@ from keras_transformer.client.transport import (
     RequestError,
     VersionStatus,
 )
-from keras_transformer.results import InputValues
+from keras_transformer.sentences import InputValues
 
 _ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 _TOO_LARGE = "larger than max"

@@ -14,7 +14,7 @@ import urllib3
 
 from keras_transformer.client.transport import Certificates, ModelName, RequestError, VersionStatus
 from keras_transformer.errors import InputError
-from keras_transformer.results import InputValues
+from keras_transformer.sentences import InputValues
 
 # The server's mapping of gRPC codes to HTTP statuses, inverted.
 _CODES = {

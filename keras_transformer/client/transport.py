@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from keras_transformer.errors import InputError
 from keras_transformer.files import local_path
-from keras_transformer.results import InputValues
+from keras_transformer.sentences import InputValues
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 

@@ -7,14 +7,14 @@ import pathlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from keras_transformer.errors import InputError, check_backend, needs_extra
 from keras_transformer.host import keep_freed_memory, set_up_gpu
-from keras_transformer.paragraphs import SplitParagraphs
+from keras_transformer.sentences import REMARKS, SentenceWarning
 
 if TYPE_CHECKING:
     from keras_transformer.tasks import Task
@@ -147,41 +147,35 @@ def load_translator(found: "Sequence[tuple[RunDirectory, str]]") -> "tuple[Any, 
     return (models[0] if len(models) == 1 else Ensemble(models)), source, target
 
 
-def report_truncated(
-    groups: Iterable[list[str]],
-    limit: int,
-    num_tokens: Callable[[str], int],
-    *,
-    is_exact: bool = True,
-    language: str | None = None,
-) -> Iterator[list[str]]:
-    """Yields groups of lines, and then reports on standard error how many the model cuts.
+class LineRemarks:
+    """Collects which lines a model did not take as they are, to report them once at the end."""
 
-    Args:
-        groups: lines of text.
-        limit: tokens of a sentence that the model reads.
-        num_tokens: returns the tokens of a line, or the fewest that it can have.
-        is_exact: which of the two.
-        language: if lines are translated sentence by sentence.
-    """
+    def __init__(self) -> None:
+        self._lines: dict[str, set[int]] = {}
 
-    def is_longer(line: str) -> bool:
-        if num_tokens(line) <= limit or language is None:
-            return num_tokens(line) > limit
-        return any(num_tokens(each) > limit for each in SplitParagraphs([line], language).sentences)
+    @contextlib.contextmanager
+    def collected(self, lines: Sequence[int]) -> Iterator[None]:
+        """Collects the warnings of a block, in which a model gets one sentence for each of `lines`.
 
-    total = longer = 0
-    for lines in groups:
-        total += len(lines)
-        longer += sum(map(is_longer, lines))
-        yield lines
-    if longer:
-        print(
-            f"{'' if is_exact else 'At least '}{longer:,} of {total:,} lines have "
-            f"{'sentences that have ' * (language is not None)}more than {limit} tokens "
-            "(--max_source_length); the rest of them was not read.",
-            file=sys.stderr,
-        )
+        Args:
+            lines: the number of the line of each sentence, from 1.
+        """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SentenceWarning)
+            yield
+        for each in caught:
+            if isinstance(each.message, SentenceWarning):
+                numbers = self._lines.setdefault(each.message.remark, set())
+                numbers.update(lines[row] for row in each.message.rows)
+            else:
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+
+    def report(self) -> None:
+        """Writes a line for each remark to standard error."""
+        for remark, lines in self._lines.items():
+            first = ", ".join(map(str, sorted(lines)[:3])) + ", ..." * (len(lines) > 3)
+            subject = f"{len(lines):,} line{'s' * (len(lines) > 1)} ({first})"
+            print(f"{subject}: {REMARKS[remark]}", file=sys.stderr)
 
 
 def load_matplotlib() -> None:

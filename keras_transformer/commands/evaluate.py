@@ -23,7 +23,8 @@ from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
 from keras_transformer.host import machine, num_cores, package_versions, source_commit
-from keras_transformer.results import Translation, batches_by_length, in_row_order
+from keras_transformer.results import Translation
+from keras_transformer.sentences import batches_by_length, in_row_order
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
@@ -158,15 +159,11 @@ def _answer(run_dirs: str, given: dict[str, Any]) -> "Evaluated":
     text = _read_pairs(task) or read_test_text(configs.corpora, task=task)
     search = configs._replace(task=task).search_config(given)
     translator = Translator(*common.load_translator(found), search, task=task)
-    tokenize = translator.source_tokenizer.vocabulary.encode
-    (sources,) = common.report_truncated(
-        [text.source], search.max_source_length, lambda line: len(tokenize([line])[0])
-    )
-    results = _translate(translator.with_cached_projection(), list(sources))
-    n_best = [
-        task.postprocess([each.text for each in answers], [source] * len(answers))
-        for answers, source in zip(results, text.source, strict=True)
-    ]
+    results = _translate(translator.with_cached_projection(), list(text.source))
+    n_best = []
+    for best, source in zip(results, text.source, strict=True):
+        texts = list(map(str, (best, *best.alternatives)))
+        n_best.append(task.postprocess(texts, [source] * len(texts)))
     settings = configs.to_dict()
     made_by = {
         "date": datetime.date.today().isoformat(),
@@ -189,18 +186,21 @@ def _digest(*sides: Sequence[str]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _translate(translator: "Translator", sentences: list[str]) -> list[list[Translation]]:
+def _translate(translator: "Translator", sentences: list[str]) -> list[Translation]:
     """Translates sentences of similar length together, the longest first; reports progress."""
     search = translator.search
     hypotheses = search.num_translations if search.method == "sampling" else search.beam_size
     batch_size = max(1, min(_BATCH_SIZE.value, 4 * _BATCH_SIZE.value // hypotheses))
     lengths = [len(sentence.encode()) for sentence in sentences]
     batches = batches_by_length(lengths, batch_size * num_cores())  # a core takes a batch
-    found: list[list[list[Translation]]] = []
+    translator.batch_size = batch_size
+    translations: list[list[Translation]] = []
+    remarks = common.LineRemarks()
     start = last_report = time.monotonic()
     num_done = length_done = 0
     for batch in batches:
-        found.append(translator.translate([sentences[row] for row in batch], batch_size))
+        with remarks.collected([row + 1 for row in batch]):
+            translations.append(translator.translate([sentences[row] for row in batch]))
         num_done += len(batch)
         length_done += sum(lengths[row] for row in batch)
         now = time.monotonic()
@@ -209,7 +209,8 @@ def _translate(translator: "Translator", sentences: list[str]) -> list[list[Tran
             seconds_left = (now - start) * (sum(lengths) / max(length_done, 1) - 1)
             progress = f"Translated {num_done:,} of {len(sentences):,} sentences"
             print(f"{progress}; about {seconds_left:.0f} s left", file=sys.stderr)
-    return in_row_order(batches, found)
+    remarks.report()
+    return in_row_order(batches, translations)
 
 
 def _read_answers(path: str) -> "Evaluated":

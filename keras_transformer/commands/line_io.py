@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO, TypeAlias
 
 from keras_transformer.client import ServingError
+from keras_transformer.commands.common import LineRemarks
 from keras_transformer.commands.part_file import Progress, Step, open_part
 from keras_transformer.config import JsonConfig, option
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines, local_path, replace_control_characters
 from keras_transformer.paragraphs import SplitParagraphs
-from keras_transformer.results import DetailedTranslation, Translation
+from keras_transformer.results import DetailedTranslation
+from keras_transformer.sentences import SentenceTranslator
 
 Postprocess: TypeAlias = Callable[[Sequence[str], Sequence[str]], list[str]]
 
@@ -147,32 +149,32 @@ class Job(JsonConfig):
 
 def answer_lines(
     job: Job,
-    model: Any,
+    model: SentenceTranslator,
     groups: Iterable[list[str]],
     *,
     identity: Mapping[str, Any],
     num_translations: int = 1,
     postprocess: Postprocess = lambda outputs, sources: list(outputs),
     target_text: Callable[[str], str] = str,
-    **options: Any,
 ) -> None:
     """Writes the translations of all lines, or the scores of references, in the lines' order.
 
+    Reports at the end which lines the model did not take as they are.
+
     Args:
         job: what to do.
-        model: a `BatchTranslator` or a `Client`, which translates, scores and aligns.
+        model: translates, scores and aligns.
         groups: of the job; a group's answers come out together.
         identity: JSON values that differ between jobs with different output for the same input.
         num_translations: as many as the model returns of a line, if that is known.
         postprocess: what is done to translations before they are written, see `Task.postprocess`.
         target_text: what is done to references before they are scored, see `Task.target_text`.
-        **options: for each call of the model's methods.
 
     Raises:
         InputError: the input is wrong, or the model rejects some lines. Nothing that was answered
             before is lost.
     """
-    answers = _Answers(job, model, postprocess, target_text, options)
+    answers = _Answers(job, model, postprocess, target_text, LineRemarks())
     steps = _with_partners(groups, job.references or job.prefixes)
     has_scores = (job.scores or num_translations > 1) and not job.split_sentences
     progress = Progress(has_scores=has_scores)
@@ -180,10 +182,11 @@ def answer_lines(
         for step in steps:
             answers.write(step, progress, sys.stdout)
             sys.stdout.flush()
-        return
-    with open_part(job.output, identity, progress, restart=job.restart) as part:
-        for step in part.remaining(steps):
-            answers.write(step, part.progress, part.stream)
+    else:
+        with open_part(job.output, identity, progress, restart=job.restart) as part:
+            for step in part.remaining(steps):
+                answers.write(step, part.progress, part.stream)
+    answers.remarks.report()
 
 
 def write_row(*columns: str, stream: TextIO | None = None) -> None:
@@ -199,15 +202,20 @@ def _standard_input() -> Iterator[str | None]:
     descriptor, is_terminal = sys.stdin.fileno(), sys.stdin.isatty()
     if is_terminal:
         print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
-    number, rest, has_ended = 0, b"", False
+    number, has_ended = 0, False
+    parts: list[bytes] = []  # of a line that has not ended
     while not has_ended:
         if is_terminal:
             print(_PROMPT, end="", file=sys.stderr, flush=True)
         read = os.read(descriptor, _READ_BYTES)
         has_ended = not read
-        *lines, rest = (rest + read).split(b"\n")
-        if has_ended and rest:
-            lines = [rest]
+        *lines, rest = read.split(b"\n")
+        if lines or has_ended:
+            lines = [b"".join([*parts, *lines[:1]]), *lines[1:]]
+            parts.clear()
+        parts.append(rest)
+        if has_ended and not lines[0]:
+            break
         for line in lines:
             number += 1
             try:
@@ -240,16 +248,17 @@ class _Answers:
     """Answers groups of lines; the attributes are arguments of `answer_lines`."""
 
     job: Job
-    model: Any
+    model: SentenceTranslator
     postprocess: Postprocess
     target_text: Callable[[str], str]
-    options: Mapping[str, Any]
+    remarks: LineRemarks
 
     def write(self, step: Step, progress: Progress, stream: TextIO) -> None:
         """Writes the rows of some lines and counts the lines in `progress`."""
         first = progress.num_lines + 1
         try:
-            rows = list(self._rows(*step, first, progress))
+            with self.remarks.collected(range(first, first + len(step[0]))):
+                rows = list(self._rows(*step, first, progress))
         except ServingError as error:
             if not error.rows:
                 raise
@@ -266,7 +275,7 @@ class _Answers:
         """Yields the columns of each row; `first` is the number of the first line."""
         if self.job.references is not None:
             partners = list(map(self.target_text, partners))
-            scores = self.model.score(sentences, partners, **self.options)
+            scores = self.model.score(sentences, partners)
             as_is = dataclasses.replace(self, postprocess=lambda outputs, _: list(outputs))
             alignments = as_is._alignments(sentences, partners)
             for number, (score, alignment) in enumerate(
@@ -276,17 +285,17 @@ class _Answers:
                 yield [str(number), *columns, *alignment]
             return
         if self.job.split_sentences:
-            for text in self._translate_sentences(sentences):
+            for text in self._translate_sentences(sentences, first):
                 yield text.split("\t")  # a tab is a space between sentences
             return
         results = self._translate(sentences, partners)
-        alignments = self._alignments(sentences, [best.text for best, *_ in results])
+        alignments = self._alignments(sentences, [best.text for best in results])
         # A sentence may have fewer translations than others, but rows have the same columns.
-        progress.has_scores |= getattr(self.model, "num_translations", 1) > 1
-        for row, (sentence, translations, alignment) in enumerate(
+        progress.has_scores |= self.model.num_translations > 1
+        for row, (sentence, best, alignment) in enumerate(
             zip(sentences, results, alignments, strict=True)
         ):
-            for translation in translations:
+            for translation in (best, *best.alternatives):
                 if self.job.details:
                     yield [self._in_json(first + row, sentence, translation)]
                     continue
@@ -294,24 +303,22 @@ class _Answers:
                 yield [*columns, *self.postprocess([translation.text], [sentence]), *alignment]
                 alignment = []  # only the best translation has one
 
-    def _translate(self, sentences: list[str], prefixes: list[str]) -> list[list[Any]]:
-        wanted = {**self.options, **self.job.search}
+    def _translate(self, sentences: list[str], prefixes: list[str]) -> list[Any]:
+        options: dict[str, Any] = {**self.job.search, "details": self.job.details}
         if self.job.prefixes is not None:
-            wanted["prefix"] = prefixes
-        if self.job.details:
-            wanted["details"] = True
-        found: list[list[Translation]] = self.model.translate(sentences, **wanted)
-        return found
+            options["prefix"] = prefixes
+        return self.model.translate(sentences, **options)
 
-    def _translate_sentences(self, lines: list[str]) -> list[str]:
+    def _translate_sentences(self, lines: list[str], first: int) -> list[str]:
         """Returns the translations of lines, sentence by sentence."""
         split = SplitParagraphs(lines, self.job.split_sentences or "")
         try:
-            results = self._translate(split.sentences, [])
+            with self.remarks.collected([first + row for row in split.rows]):
+                results = self._translate(split.sentences, [])
         except ServingError as error:
             rows = sorted({split.rows[row] for row in error.rows})
             raise ServingError(str(error), error.code, rows) from error
-        joined = split.join([best.text for best, *_ in results])
+        joined = split.join(list(map(str, results)))
         return [
             self.postprocess([text], [line])[0] for text, line in zip(joined, lines, strict=True)
         ]
@@ -320,8 +327,8 @@ class _Answers:
         """Returns a column with the alignment of each translation, none unless it is asked for."""
         if not self.job.alignments:
             return [[] for _ in sentences]
-        found = self.model.align(sentences, translations, **self.options)
-        rows = zip(found, sentences, translations, strict=True)
+        alignments = self.model.align(sentences, translations)
+        rows = zip(alignments, sentences, translations, strict=True)
         return [[self._in_written_words(*row)] for row in rows]
 
     def _in_written_words(
@@ -340,10 +347,10 @@ class _Answers:
     def _in_json(self, number: int, sentence: str, translation: DetailedTranslation) -> str:
         """Returns a translation with its details, but for the attention, for a line of output."""
         pairs = (translation.alignment, sentence, translation.text)
-        values: dict[str, Any] = {"line": number} | translation._asdict()
+        values: dict[str, Any] = {"line": number} | vars(translation)
         (values["text"],) = self.postprocess([translation.text], [sentence])
         values["score"] = round(translation.score, 4)
         values["token_scores"] = [round(score, 4) for score in translation.token_scores]
         values["alignment"] = self._in_written_words(*pairs)
-        del values["attention"]
+        del values["attention"], values["alternatives"]
         return json.dumps(values, ensure_ascii=False)

@@ -9,7 +9,6 @@ keras-transformer serve_client --server=dns:///mt.example.org:8500 --output=outp
 
 import os
 import re
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -89,7 +88,6 @@ def main(arguments: list[str]) -> None:
         common.load_tensorflow(with_keras=False)
     from keras_transformer.client import Client
 
-    warnings.simplefilter("always")  # of cut lines
     common.print_warnings()
     with Client(
         _SERVER.value,

@@ -67,8 +67,6 @@ def main(arguments: list[str]) -> None:
             hashes = _hashes(files) if job.output is not None else {}
         job = dataclasses.replace(job, search={})  # which the translator has
         search = model.search.to_dict()
-        vocabulary = model.source_tokenizer.vocabulary
-        num_tokens = lambda line: len(vocabulary.encode([line])[0])  # noqa: E731
     else:
         from keras_transformer.serving.export import load_exported
 
@@ -77,8 +75,6 @@ def main(arguments: list[str]) -> None:
         files = [version / "saved_model.pb", version / "variables" / "variables.index"]
         hashes = _hashes(files) if job.output is not None else {}
         search = card["search"]
-        # The vocabulary is in the graph; a word has at least one token.
-        num_tokens = lambda line: len(line.split())  # noqa: E731
     if _REMOVE_BPE.value is not None:
         if not hasattr(task, "remove_bpe"):
             raise InputError(f"--remove_bpe is for translation, not for {task.name}; remove it")
@@ -88,22 +84,15 @@ def main(arguments: list[str]) -> None:
             f"--alignments name words that a model writes, and {task.name} makes others of them; "
             "remove it"
         )
-    groups = common.report_truncated(
-        job.groups(),
-        search["max_source_length"],
-        num_tokens,
-        is_exact=not is_export,
-        language=job.split_sentences,
-    )
+    model.batch_size = _BATCH_SIZE.value
     line_io.answer_lines(
         job,
         model,
-        groups,
+        job.groups(),
         identity=_identity(hashes, search),
         num_translations=search.get("num_translations", 1),
         postprocess=task.postprocess,
         target_text=task.target_text,
-        batch_size=_BATCH_SIZE.value,
     )
 
 

@@ -100,8 +100,8 @@ class SearchConfig(JsonConfig):
     forbid_unknown: bool = option(False, "Never generate the unknown token, as in Marian.")
     replace_unknowns: bool = option(
         True,
-        "Where a translation has the unknown token, copy the unknown word of the source with the "
-        "most attention, as OpenNMT and CTranslate2 can; without attention no effect.",
+        "Where a translation has the unknown token, copy an unknown word of the source: the k-th "
+        "one for the k-th token.",
     )
     max_extra_length: int = option(
         50,

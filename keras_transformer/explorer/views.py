@@ -111,6 +111,7 @@ def inspect_model(
         search: how to search.
     """
     source_vocabulary, target_vocabulary = vocabularies
+    tokenizer = Tokenizer(source_vocabulary)
     if search.method == "beam":
         search = search.replace(num_translations=search.beam_size)
 
@@ -140,16 +141,9 @@ def inspect_model(
         if not set(KINDS) & weights.keys():
             raise InputError(f"{name} has no attention to show")
         output = tf.constant([[tree.translations[0].text]])
-        if search.replace_unknowns and hasattr(model, "attention"):
-            output = copy_unknowns(
-                model,
-                output,
-                found.ids[:, :1],
-                tf.ragged.constant([ids]),
-                text,
-                Tokenizer(source_vocabulary),
-                search.max_source_length,
-            )
+        if search.replace_unknowns:
+            _, surfaces = tokenizer.tokenize_with_surfaces(text, search.max_source_length)
+            output = copy_unknowns(output, found.ids[:, :1], source, surfaces)
         finished = task.finish(output, text).numpy().item().decode()
         return View(
             name,
@@ -171,7 +165,7 @@ def inspect_export(name: str, translator: BatchTranslator) -> Inspector:
 
     def inspect(sentence: str) -> View:
         _check_not_blank(sentence.split())
-        translation = translator.translate([sentence])[0][0].text
+        translation = translator.translate(sentence).text
         (found,) = translator.attention([sentence], [translation])
         read = ["<s>", *found.target][:-1]
         weights = {"cross": found.weights[None, None]}
@@ -280,13 +274,13 @@ def _sum_to(nodes: Sequence[Node], leaf: int) -> float:
 
 def _candidates(prefix: Prefix, log_probs: np.ndarray, chosen: set[Any]) -> list[int]:
     """Returns the next tokens to show, the most probable first."""
-    best = np.argsort(-log_probs, kind="stable")
-    own = {row[-1] for row in chosen if row[:-1] == prefix}
-    return [
-        int(token)
-        for place, token in enumerate(best)
-        if log_probs[token] > -np.inf and (token in own or place < _NUM_CANDIDATES)
-    ]
+    count = min(_NUM_CANDIDATES, len(log_probs))
+    best = np.flatnonzero(log_probs >= np.partition(log_probs, -count)[-count])
+    best = best[np.argsort(-log_probs[best], kind="stable")][:count]
+    followed = [row[-1] for row in chosen if row[:-1] == prefix]
+    tokens = np.union1d(best, np.array(followed, best.dtype))
+    tokens = tokens[np.argsort(-log_probs[tokens], kind="stable")]
+    return [int(token) for token in tokens if log_probs[token] > -np.inf]
 
 
 def head_statistics(attentions: Sequence[np.ndarray], kind: str) -> dict[str, np.ndarray]:

@@ -153,8 +153,9 @@ def read_options(
         tokenizer: of the target.
 
     Returns:
-        The settings, and for which rows the prefix or a phrase cannot be kept as it is, bool [B]:
-        the vocabulary lacks characters of it, or there are too many.
+        The settings, and which rows have one that cannot be kept as it is, bool [B]: the
+        vocabulary lacks characters of the prefix or a phrase, it is too long, or the row asks for
+        a longer output than the configuration has.
     """
     settings: dict[str, Tensor] = {}
     for name, values in columns.items():
@@ -166,14 +167,15 @@ def read_options(
             settings[name] = tf.minimum(settings[name], _MAX_FLOAT)  # infinity too
     settings["repetition_penalty"] = tf.maximum(settings["repetition_penalty"], 1e-3)
     limit = search.max_extra_length
+    is_ignored = settings["max_extra_length"] > limit
     settings["max_extra_length"] = tf.minimum(settings["max_extra_length"], limit)
     longest = search.max_source_length + limit
     prefix = tokenizer.tokenize(columns["prefix"], longest + 1)
-    is_ignored = (prefix.row_lengths() > longest) | _has_unknown(prefix)
+    is_ignored |= (prefix.row_lengths() > longest) | _has_unknown(prefix)
     settings["prefix"] = prefix[:, :longest].to_tensor(PAD_ID)
     lines = columns["banned_phrases"]
     if search.banned_phrases:
-        lines = tf.where(tf.strings.strip(lines) == "", "\n".join(search.banned_phrases), lines)
+        lines = tf.where(lines == "", "\n".join(search.banned_phrases), lines)
     settings["banned_phrases"], some_are_ignored = read_phrases(lines, tokenizer)
     return settings, is_ignored | some_are_ignored
 

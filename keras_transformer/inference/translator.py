@@ -51,7 +51,7 @@ class Translator(BatchTranslator):
 
     Args:
         model: see `TranslationModel`.
-        source, target: the vocabularies.
+        source, target: the vocabularies; without `target`, the source's is that of both sides.
         search: how to search; by default the task's own search, or the paper's.
         xla: shapes for which XLA compiles the search of sentences without options and details; by
             default six where there is a GPU, see `gpu_shapes`.
@@ -73,15 +73,16 @@ class Translator(BatchTranslator):
         self,
         model: TranslationModel,
         source: Vocabulary,
-        target: Vocabulary,
+        target: Vocabulary | None = None,
         search: SearchConfig | None = None,
         xla: XlaShapes | None = None,
         task: Task | None = None,
         details: bool = False,
         stores_projection: bool = False,
     ) -> None:
-        super().__init__(self.function, target, source.language_codes)
+        target = target or source
         search = search or (task.search_config() if task else SearchConfig())
+        super().__init__(self.function, target, search.max_extra_length, source.language_codes)
         if search.coverage_penalty and not hasattr(model, "attention"):
             raise InputError(
                 f"coverage_penalty={search.coverage_penalty} needs a model with attention; "
@@ -96,6 +97,12 @@ class Translator(BatchTranslator):
         self.xla = xla or (None if details else gpu_shapes())
         self._compiled = self.xla and CompiledSearch(
             self._search, self.xla, search.max_extra_length
+        )
+        # One graph for all functions that search without options.
+        self._plain_search = tf.function(
+            lambda source: self._search(source, None),
+            input_signature=[tf.TensorSpec([None, None], tf.int32)],
+            autograph=False,
         )
         self._projection = StoredProjection(model) if stores_projection else None
         self._traced: dict[tuple[str, bool], Any] = {}
@@ -206,6 +213,8 @@ class Translator(BatchTranslator):
             model has attention, "source_tokens", string [B, S], and "attention" [B, N, L, S].
         """
         text = _checked(text, columns.values(), "every option must have a value for each row")
+        # A byte that is not UTF-8 is read as U+FFFD; what is copied from the text is UTF-8 then.
+        text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8")
         options, answer = None, {}
         if columns:
             options, ignored = read_options(columns, self.search, self.target_tokenizer)
@@ -215,22 +224,15 @@ class Translator(BatchTranslator):
         # Not all vocabularies read a wide space as a space.
         text = tf.where(tf.strings.regex_full_match(text, r"[\s\pZ]*"), "", text)
         limit = self.search.max_source_length
-        tokens = self.source_tokenizer.tokenize(text, limit + 1)  # one more shows if there is one
+        # One more token shows if there is one.
+        tokens, surfaces = self.source_tokenizer.tokenize_with_surfaces(text, limit + 1)
         answer["source_cut"] = tokens.row_lengths() > limit
-        tokens = tokens[:, :limit]
-        found = self._search_tokens(tokens, options, details)
+        source = with_eos(tokens, limit)  # [B, S]
+        found = self._search_batch(source, options, details)
         translations = self.target_tokenizer.detokenize(found.ids)  # [B, N]
-        if self.search.replace_unknowns and hasattr(self.model, "attention"):
-            translations = copy_unknowns(
-                self.model,
-                translations,
-                found.ids,
-                tokens,
-                text,
-                self.source_tokenizer,
-                limit,
-                options["prefix"] if options else None,
-            )
+        if self.search.replace_unknowns:
+            prefix = options["prefix"] if options else None
+            translations = copy_unknowns(translations, found.ids, source, surfaces, prefix)
         if self.task is not None:
             translations = self.task.finish(translations, text)
         is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
@@ -243,7 +245,7 @@ class Translator(BatchTranslator):
                 blank = tf.reshape(is_blank, [-1, *[1] * (values.shape.rank - 1)])
                 lists[name] = tf.where(blank, tf.zeros([], values.dtype), values)
             if "attention" in lists:
-                answer["source_tokens"] = self.source_tokenizer.pieces(with_eos(tokens))
+                answer["source_tokens"] = self.source_tokenizer.pieces(source)
         if self.search.method == "beam" and self.search.num_translations > 1:
             lists = _without_repeats(lists)
         return lists | answer
@@ -255,8 +257,8 @@ class Translator(BatchTranslator):
         batch. Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores"
         [B, N]. A row without ids has one translation, of length 0 and score 0.
         """
-        tokens = self.source_tokenizer.read_ids(source)[:, : self.search.max_source_length]
-        hypotheses = self._search_tokens(tokens)
+        tokens = self.source_tokenizer.read_ids(source)
+        hypotheses = self._search_batch(with_eos(tokens, self.search.max_source_length))
         is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
         return {
             "ids": tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids),
@@ -264,17 +266,16 @@ class Translator(BatchTranslator):
             "scores": _scores(hypotheses, is_blank),
         }
 
-    def _search_tokens(
+    def _search_batch(
         self,
-        tokens: tf.RaggedTensor,
+        source: Tensor,
         options: Mapping[str, Tensor] | None = None,
         details: bool = False,
     ) -> Hypotheses:
-        """Returns translations of ids [B, (length)] without EOS."""
-        source = with_eos(tokens)  # [B, S]
-        if self._compiled is not None and options is None and not details:
-            return self._compiled(source)
-        return self._search(source, None, options, details)
+        """Returns translations of ids [B, S] with EOS."""
+        if options is not None or details:
+            return self._search(source, None, options, details)
+        return (self._compiled or self._plain_search)(source)
 
     def _search(
         self,
@@ -298,30 +299,39 @@ class Translator(BatchTranslator):
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
         *ids, is_cut = self._read_pair(source, target)
-        return scores.score(self.model, *ids) | {"is_cut": is_cut}
+        return scores.score(self.model, *ids) | is_cut
 
     def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        ids, shifted, labels, _ = self._read_pair(source, target)
+        ids, shifted, labels, is_cut = self._read_pair(source, target)
         return scores.token_values(self.model, ids, shifted) | {
+            "source_cut": is_cut["source_cut"],
             "attention": scores.attention(self.model, ids, shifted, labels),
             "source_pieces": self.source_tokenizer.pieces(ids),
             "target_pieces": self.target_tokenizer.pieces(labels),
         }
 
-    def _read_pair(self, source: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    def _read_pair(
+        self, source: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T].
 
-        The last, bool [B], tells which targets were cut to the longest that search can generate.
+        With them "source_cut", bool [B], whether a source is longer than the model reads, and
+        "is_cut", bool [B], whether a target is longer than any that search can generate.
         """
         source = _checked(source, [target], "source and target must have as many rows")
         if self.task is not None:
             source = self.task.read_text(source)
-        source = self.source_tokenizer.tokenize(source, self.search.max_source_length)
-        longest = self.search.max_source_length + self.search.max_extra_length
-        tokens = self.target_tokenizer.tokenize(target, longest + 1)
-        labels = with_eos(tokens[:, :longest])
+        limit = self.search.max_source_length
+        tokens = self.source_tokenizer.tokenize(source, limit + 1)
+        longest = limit + self.search.max_extra_length
+        target_tokens = self.target_tokenizer.tokenize(target, longest + 1)
+        labels = with_eos(target_tokens, longest)
         shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
-        return with_eos(source), shifted, labels, tokens.row_lengths() > longest
+        is_cut = {
+            "source_cut": tokens.row_lengths() > limit,
+            "is_cut": target_tokens.row_lengths() > longest,
+        }
+        return with_eos(tokens, limit), shifted, labels, is_cut
 
 
 def _scores(found: Hypotheses, is_blank: Tensor) -> Tensor:

@@ -1,81 +1,65 @@
 """Copies unknown words of the source to where a translation has the unknown token.
 
-A model that meets a name in another script can only write the unknown token for it; its attention
-tells which word it means (Luong et al. 2015, "Addressing the rare word problem").
+A model that meets a name in another script can only write the unknown token for it. Names mostly
+keep their order, so the first unknown token stands for the first unknown word, and so on. Luong et
+al. 2015 take the word with the most attention, which needs a second pass of the decoder.
 
-Shapes: B sentences, S source length, N translations of a sentence, L their longest length; R
-translations with something to copy.
+Shapes: B sentences, S source length, N translations of a sentence, L their longest length, P the
+most parts of a translation, between which unknown tokens stand.
 """
 
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, UNK_ID
-from keras_transformer.decoding import Tensor, TranslationModel
+from keras_transformer.config import UNK_ID
+from keras_transformer.decoding import Tensor
 from keras_transformer.files import CONTROL_CHARACTERS
-from keras_transformer.inference import scores
-from keras_transformer.text import Tokenizer
-from keras_transformer.text.tokenizer import with_eos
 
 _UNKNOWN = "⁇"  # how texts show the token
+_REPLACEMENT = "\ufffd"  # stands for bytes that are not UTF-8
 
 
 def copy_unknowns(
-    model: TranslationModel,
     translations: Tensor,
     ids: Tensor,
-    source: tf.RaggedTensor,
-    text: Tensor,
-    tokenizer: Tokenizer,
-    max_tokens: int,
+    source: Tensor,
+    surfaces: tf.RaggedTensor,
     prefix: Tensor | None = None,
 ) -> Tensor:
-    """Returns translations in which unknown tokens show the words that they attend to.
+    """Returns translations in which unknown tokens show the unknown words of the source, in order.
 
-    Each becomes the unknown part of the source, such as "Владимир", with the most attention. A
-    translation stays as it is if the source has no unknown token.
+    The k-th unknown token becomes the k-th unknown part of the source, such as "Владимир"; the last
+    one if there are fewer. It stays "⁇" if there is none, or that part is no text.
 
     Args:
-        model: has attention.
         translations: string [B, N], the texts of `ids`.
         ids: int32 [B, N, L], with EOS, then PAD.
-        source: int32 [B, (S)], without EOS.
-        text: string [B], of which these are the tokens.
-        tokenizer: of the source.
-        max_tokens: the most of a sentence that are read.
-        prefix: int32 [B, any], then PAD: with these the user said what is unknown.
+        source: int32 [B, S], with EOS, then PAD.
+        surfaces: string [B, (length)], the text of each token of the source, or of more.
+        prefix: int32 [B, any], then PAD, with which translations begin; its unknown tokens stay.
     """
-    is_unknown = (ids == UNK_ID) & tf.reduce_any(source == UNK_ID, axis=1)[:, None, None]
-    if prefix is not None:
-        lengths = tf.math.count_nonzero(prefix, axis=1, dtype=tf.int32)
-        is_unknown &= tf.range(tf.shape(ids)[2]) >= lengths[:, None, None]
+    size = tf.shape(source)[1]
+    is_unknown = source == UNK_ID
+    last = tf.reduce_sum(tf.cast(is_unknown, tf.int32), axis=1, keepdims=True) - 1  # [B, 1]
+    order = tf.sort(tf.where(is_unknown, tf.range(size), size), axis=1)  # unknown tokens first
+    words = tf.strings.strip(
+        tf.strings.regex_replace(surfaces.to_tensor(""), CONTROL_CHARACTERS, " ")
+    )
+    is_text = ~tf.strings.regex_full_match(words, f".*{_REPLACEMENT}.*|")
+    words = tf.where(is_text, words, _UNKNOWN)
+    # As long as the source, and a last column for tokens that stay.
+    words = tf.pad(words, [[0, 0], [0, 2]], constant_values=_UNKNOWN)[:, : size + 1]
 
-    def copied() -> Tensor:
-        rows = tf.where(tf.reduce_any(is_unknown, axis=2))  # [R, 2]
-        found, labels, is_copied = (
-            tf.gather_nd(each, rows) for each in (translations, ids, is_unknown)
-        )  # [R], [R, L], [R, L]
-        sentence = rows[:, 0]
-        read = tf.gather(with_eos(source), sentence)  # [R, S + 1]
-        shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
-        weights = scores.attention(model, read, shifted, labels)  # [R, L, S + 1]
-        weights = tf.where((read == UNK_ID)[:, None], weights, -1.0)
-        # Cut as the search cuts a text, so that each of its tokens has a word here.
-        words = tokenizer.surfaces(text, max_tokens + 1)[:, :max_tokens].to_tensor()
-        words = tf.strings.strip(tf.strings.regex_replace(words, CONTROL_CHARACTERS, " "))
-        words = tf.where(words == "", _UNKNOWN, words)
-        words = tf.gather(words, sentence)  # [R, S]
-        words = tf.gather(words, tf.argmax(weights, axis=2), batch_dims=1)  # [R, L]
-        words = tf.where(is_copied, words, _UNKNOWN)
-        # Between the parts of a text stands what each unknown token becomes.
-        words = tf.ragged.boolean_mask(words, labels == UNK_ID)
-        parts = tf.strings.split(found, _UNKNOWN)
-        is_clear = parts.row_lengths() == words.row_lengths() + 1  # the text has no such character
-        words = tf.concat([words, tf.zeros_like(found)[:, None]], axis=1)
-        words, parts = (tf.ragged.boolean_mask(each, is_clear) for each in (words, parts))
-        pairs = tf.strings.join([parts.flat_values, words.flat_values])
-        joined = tf.strings.reduce_join(parts.with_flat_values(pairs), axis=1)
-        return tf.tensor_scatter_nd_update(
-            translations, tf.boolean_mask(rows, is_clear), tf.ensure_shape(joined, [None])
-        )
-
-    return tf.cond(tf.reduce_any(is_unknown), copied, lambda: translations)
+    parts = tf.strings.split(tf.reshape(translations, [-1]), _UNKNOWN).to_tensor("")
+    parts = tf.reshape(parts, [-1, ids.shape[1], tf.shape(parts)[1]])  # [B, N, P]
+    places = tf.range(tf.shape(parts)[2])  # of the unknown token after each part
+    first = 0 if prefix is None else tf.reduce_sum(tf.cast(prefix == UNK_ID, tf.int32), 1, True)
+    index = tf.minimum(places - first, last)  # [B, P], negative for tokens that stay
+    index = tf.where(index < 0, size, tf.gather(order, tf.maximum(index, 0), batch_dims=1))
+    num_unknowns = tf.reduce_sum(tf.cast(ids == UNK_ID, tf.int32), axis=2)  # [B, N]
+    copied = tf.gather(words, index, batch_dims=1)[:, None]  # [B, 1, P]
+    copied = tf.where(places < num_unknowns[:, :, None], copied, "")
+    joined = tf.strings.reduce_join(tf.strings.join([parts, copied]), axis=2)
+    # A vocabulary may have the character "⁇" itself: then it is not known which one is the token.
+    without = tf.strings.length(tf.strings.regex_replace(translations, _UNKNOWN, ""))
+    num_marks = (tf.strings.length(translations) - without) // len(_UNKNOWN.encode())
+    return tf.where(num_marks == num_unknowns, joined, translations)

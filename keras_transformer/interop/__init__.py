@@ -149,7 +149,7 @@ def import_run(model: ForeignModel, run_dir: pathlib.Path, origin: dict[str, Any
     Example:
         >>> path = locate("Helsinki-NLP/opus-mt-en-de")
         >>> run = import_run(read_model(path), pathlib.Path("runs/opus"), {"model": "opus-mt"})
-        >>> Translator(run.load_model(), *run.vocabularies()).translate(["Hello"])
+        >>> Translator(run.load_model(), *run.vocabularies()).translate("Hello")
     """
     if run_dir.exists():
         raise InputError(f"{run_dir} exists already; give a path that does not")

@@ -22,6 +22,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.interop.reading import Array, Tensors, map_file, open_zip, reading
 
 _KIND = "a file of PyTorch"
+_MOST_DIMENSIONS = 64  # of NumPy's arrays
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _DTYPES = {
     "DoubleStorage": np.dtype("<f8"), "FloatStorage": np.dtype("<f4"),
@@ -140,7 +141,7 @@ class _PickleMachine:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
-        # Items that instructions copy from a list: in an honest pickle each is copied once.
+        # Items that instructions copy from a container: in an honest pickle each is copied once.
         self._copies_left = size
         for code, argument, _ in pickletools.genops(file):
             if code.name == "STOP":
@@ -205,6 +206,7 @@ class _PickleMachine:
             case "BUILD":
                 (state,) = self._pop(1)
                 if isinstance(self._top(), Record) and isinstance(state, dict):
+                    self._count_copies(len(state))
                     self._top().update(state)
             case "BINPERSID":
                 push(self._storage(*self._pop(1)))
@@ -228,8 +230,7 @@ class _PickleMachine:
             case _Class("collections.OrderedDict"), ():
                 return {}
             case _Class("collections.OrderedDict"), (list(pairs),):
-                self._copies_left -= len(pairs)
-                _require(self._copies_left >= 0, "its pickle repeats a list without end")
+                self._count_copies(len(pairs))
                 _require(all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs),
                          "an OrderedDict is not made of pairs")  # fmt: skip
                 return _entries([each for pair in pairs for each in pair])
@@ -247,15 +248,20 @@ class _PickleMachine:
     ) -> Array:
         """Reads a tensor: the entries of a storage at offset + sum of index * stride."""
         flat = np.frombuffer(self._read(storage), storage.dtype)
+        _require(len(shape) == len(strides) <= _MOST_DIMENSIONS, "a tensor has no sizes")
         numbers = (offset, *shape, *strides)
-        if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError("a tensor has no sizes")
+        _require(all(type(n) is int and n >= 0 for n in numbers), "a tensor has no sizes")
         size = math.prod(shape)
         last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         _require(size <= len(flat) and (not size or last < len(flat)),
                  "a tensor is larger than its storage")  # fmt: skip
         steps = [stride * storage.dtype.itemsize for stride in strides]
         return np.lib.stride_tricks.as_strided(flat[offset:], shape, steps, writeable=False)
+
+    def _count_copies(self, count: int) -> None:
+        """Counts items that an instruction copies; raises `ValueError` if they are too many."""
+        self._copies_left -= count
+        _require(self._copies_left >= 0, "its pickle repeats a list without end")
 
     def _top(self, kind: type = object) -> Any:
         _require(self._stack and isinstance(self._stack[-1], kind), "its pickle fills no container")

@@ -128,7 +128,7 @@ def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
         InputError: the folder has no SavedModel of a translator, or one that cannot be read.
 
     Example:
-        >>> load_exported("exports/numbers/1").translate(["forty-two"])[0][0].text
+        >>> load_exported("exports/numbers/1").translate("forty-two").text
         'zweiundvierzig'
     """
     path = local_path(version)
@@ -141,10 +141,12 @@ def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
     serve = loaded.signatures.get("serving_default")
     if serve is None or not {"translations", "scores"} <= set(serve.structured_outputs):
         raise InputError(f"the SavedModel in {path} is not a translator that `export` wrote")
-    # The functions of the signatures live as long as `loaded`.
-    has_card = (path / MODEL_CARD).is_file()
-    codes = read_model_card(path).get("language_codes", ()) if has_card else ()
-    return BatchTranslator(lambda name: loaded.signatures[name], language_codes=codes)
+    card = read_model_card(path) if (path / MODEL_CARD).is_file() else {}
+    return BatchTranslator(
+        lambda name: loaded.signatures[name],  # lives as long as `loaded`
+        max_extra_length=card["search"]["max_extra_length"] if card else None,
+        language_codes=card.get("language_codes", ()),
+    )
 
 
 # The model card: what the graph does not say of the model. It names no machine and no folder.

@@ -61,19 +61,26 @@ class Tokenizer(tf.Module):
             return self._tokenize(self._visible(text))
         return self._tokenize(self._cut(text, max_tokens))[:, :max_tokens]
 
-    def surfaces(self, text: tf.Tensor, max_tokens: int) -> tf.RaggedTensor:
-        """Returns the part of the text that each token of `tokenize` is, string [B, (length)]."""
+    def tokenize_with_surfaces(
+        self, text: tf.Tensor, max_tokens: int
+    ) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        """Returns the ids of `tokenize`, and the part of the text that each is.
+
+        Returns:
+            int32 [B, (length)], string [B, (length)]; rows may have more than `max_tokens`.
+        """
         text = self._cut(text, max_tokens)
-        words = tf.strings.split(text, " ") if self.vocabulary.cuts_words_apart else text[:, None]
-        if not isinstance(words, tf.RaggedTensor):
-            words = tf.RaggedTensor.from_tensor(words)
-        _, starts, ends = self._sentencepiece().tokenize_with_offsets(words.flat_values)
-        whole = tf.repeat(words.flat_values, starts.row_lengths())
+        words = tf.strings.split(text, " ") if self.vocabulary.cuts_words_apart else None
+        flat = text if words is None else words.flat_values
+        ids, starts, ends = self._sentencepiece().tokenize_with_offsets(flat)
+        whole = tf.repeat(flat, starts.row_lengths())
         parts = tf.strings.substr(whole, starts.flat_values, ends.flat_values - starts.flat_values)
         parts = tf.strings.regex_replace(parts, _UNKNOWN_CODE, "⁇")
-        return words.with_flat_values(starts.with_flat_values(parts)).merge_dims(1, 2)[
-            :, :max_tokens
-        ]
+        columns = self._known(ids), ids.with_flat_values(parts)
+        if words is None:
+            return columns
+        ids, surfaces = (words.with_flat_values(each).merge_dims(1, 2) for each in columns)
+        return ids, surfaces
 
     def _cut(self, text: tf.Tensor, max_tokens: int) -> tf.Tensor:
         """Returns the beginning of each text, which has all of its first `max_tokens` tokens.
@@ -118,6 +125,10 @@ class Tokenizer(tf.Module):
             tokens = words.with_flat_values(ids).merge_dims(1, 2)
         else:
             tokens = self._sentencepiece().tokenize(text)
+        return self._known(tokens)
+
+    def _known(self, tokens: tf.RaggedTensor) -> tf.RaggedTensor:
+        """Returns ids with the unknown token for pieces that are not in the vocabulary."""
         if not self.vocabulary.has_more_pieces:
             return tokens
         ids = tokens.flat_values
@@ -194,11 +205,18 @@ def _any_of(characters: str) -> str:
     return "[" + "".join(rf"\x{{{ord(character):X}}}" for character in characters) + "]"
 
 
-def with_eos(tokens: tf.RaggedTensor) -> tf.Tensor:
+def with_eos(tokens: tf.RaggedTensor, max_tokens: int | None = None) -> tf.Tensor:
     """Returns ids [B, (length)] with EOS at the end of each row, then padding: int32 [B, L].
 
     L is at least 1, also where B is 0: a loop over no time steps at all has outputs of no shape.
+
+    Args:
+        tokens: the ids.
+        max_tokens: the most ids of a row before EOS; others are cut. None for all.
     """
-    eos = tf.fill([tokens.nrows(tf.int32), 1], EOS_ID)
-    ids = tf.concat([tokens, eos], axis=1).to_tensor(PAD_ID)
-    return tf.pad(ids, [[0, 0], [0, tf.cast(tf.shape(ids)[1] == 0, tf.int32)]])
+    ids = tf.pad(tokens.to_tensor(PAD_ID), [[0, 0], [0, 1]], constant_values=PAD_ID)
+    lengths = tf.cast(tokens.row_lengths(), tf.int32)
+    if max_tokens is not None:
+        ids, lengths = ids[:, : max_tokens + 1], tf.minimum(lengths, max_tokens)
+    is_end = tf.range(tf.shape(ids)[1]) == lengths[:, None]
+    return tf.where(is_end, EOS_ID, ids)

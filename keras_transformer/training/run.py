@@ -118,7 +118,7 @@ class RunDirectory:
             >>> files = dict(train=("train.en", "train.de"), dev=("dev.en", "dev.de"))
             >>> run = RunDirectory.create("runs/mine", preset="tiny", **files)
             >>> model = train(run)
-            >>> Translator(model, *run.vocabularies()).translate(["Hello"])
+            >>> Translator(model, *run.vocabularies()).translate("Hello")
         """
         run = cls(path)
         for split, files in (("train", train), ("dev", dev), ("test", test)):

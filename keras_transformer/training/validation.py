@@ -21,8 +21,8 @@ from keras_transformer.errors import InputError
 from keras_transformer.inference.compiled_search import CompiledSearch, gpu_shapes
 from keras_transformer.inference.generate import search_translations
 from keras_transformer.models import Seq2SeqModel
-from keras_transformer.results import batches_by_length, in_row_order
 from keras_transformer.search import Hypotheses
+from keras_transformer.sentences import batches_by_length, in_row_order
 from keras_transformer.tasks import Task
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.distribution import distributed

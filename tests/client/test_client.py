@@ -18,7 +18,7 @@ from keras_transformer import InputError
 from keras_transformer.client import Client, ServingError, Translation, rest
 from keras_transformer.client import client as client_module
 from keras_transformer.client.transport import ModelName, RequestError
-from keras_transformer.results import InputValues
+from keras_transformer.sentences import InputValues
 
 
 @pytest.fixture(params=list(SERVE))
@@ -59,12 +59,12 @@ def wait_until(condition):
 
 def test_translate_returns_texts_and_scores(serve, model):
     text = "木 ☃ \"' \\ \t"
-    expected = [[Translation("TWO TREES", -9.0)], [Translation(text, -10.0)]]
+    expected = [Translation("TWO TREES", -9.0), Translation(text, -10.0)]
     assert serve().translate(["two trees", text]) == expected
     assert serve().translate([]) == serve().score([], []) == []
     assert len(model.requests) == 1
     model.versions[1] = lambda *_: {"translations": [["a", "b"]], "scores": [[-1.0, -2.0]]}
-    assert serve().translate(["c"]) == [[Translation("a", -1.0), Translation("b", -2.0)]]
+    assert serve().translate("c") == Translation("a", -1.0, (Translation("b", -2.0),))
 
 
 def test_requests_are_bounded_and_keep_order(serve, model, monkeypatch):
@@ -74,7 +74,7 @@ def test_requests_are_bounded_and_keep_order(serve, model, monkeypatch):
     sentences = ["ж" * generator.randint(0, 40) + str(number) for number in range(103)]
     sentences[50] = "z" * 5000
     answers = serve(batch_size=10).translate(sentences)
-    assert [answer[0].text for answer in answers] == [text.upper() for text in sentences]
+    assert [answer.text for answer in answers] == [text.upper() for text in sentences]
     sizes = [[len(text.encode()) for text in each.inputs["text"]] for each in model.requests]
     assert max(map(len, sizes)) == 10
     assert sorted(map(sum, sizes))[-1] == 5000 and sorted(map(sum, sizes))[-2] <= 400
@@ -94,7 +94,7 @@ def test_calls_of_several_threads_share_the_requests_in_flight(serve, model):
     wait_until(lambda: model.at_once == 3)
     model.may_answer.set()
     for number, answer in enumerate(answers):
-        assert [each[0].text for each in answer.result(60)] == [
+        assert [each.text for each in answer.result(60)] == [
             f"{letter}{number}" for letter in "ABC"
         ]
     assert model.most_at_once == 3
@@ -103,7 +103,7 @@ def test_calls_of_several_threads_share_the_requests_in_flight(serve, model):
 def test_options_reach_their_sentences(serve, model):
     serve(batch_size=2).translate(
         ["a", "long sentence", "middle"],
-        length_penalty=[np.float32(0.5), None, -1],
+        length_penalty=[np.float32(0.5), None, None],
         max_length=[1, 2, 3],
         prefix=["A", None, "M"],
         banned_phrases=[["x", "y"], "z", ()],
@@ -118,7 +118,7 @@ def test_options_reach_their_sentences(serve, model):
     assert rows == {
         "a": none | dict(length_penalty=0.5, max_length=1, prefix="A", banned_phrases="x\ny"),
         "long sentence": none | dict(max_length=2, banned_phrases="z"),
-        "middle": none | dict(max_length=3, prefix="M"),
+        "middle": none | dict(max_length=3, prefix="M", banned_phrases="\n"),  # bans none
     }
     for count in (1, 2, 3):  # a list of phrases is for all sentences
         serve().translate(["a"] * count, banned_phrases=["x", "y"])
@@ -139,6 +139,9 @@ def test_options_reach_their_sentences(serve, model):
         (dict(prefix=3), "prefix must be text or a list of phrases, got 3"),
         (dict(prefix=["a", "\ud800"]), "prefix must be Unicode, got a lone surrogate"),
         (dict(max_length=[None, -2]), "max_length must be at least 0, got -2"),
+        (dict(max_length=-1), "max_length must be at least 0, got -1"),
+        (dict(length_penalty=[0.5, -1.0]), "length_penalty must be at least 0, got -1.0"),
+        (dict(seed=-1), "seed must be at least 0, got -1"),
         (dict(banned_phrases="a\n" * 257), "banned_phrases must be at most 256, got 257"),
         (dict(banned_phrases=["a\nb"]), "banned_phrases must be phrases of one line each"),
     ],
@@ -146,7 +149,7 @@ def test_options_reach_their_sentences(serve, model):
 def test_invalid_options_and_sentences_send_nothing(serve, model, options, message):
     with pytest.raises(InputError, match=message):
         serve().translate(["a", "b"], **options)
-    for sentences in ("one", [1], ["\udfff"]):
+    for sentences in ("\ud800", [1], ["\udfff"]):
         refusal(serve().translate, sentences, kind=InputError)
     error = refusal(serve().score, ["a"], [], kind=InputError)
     assert "source and target must have as many sentences, got 1 and 0" in str(error)
@@ -156,9 +159,9 @@ def test_invalid_options_and_sentences_send_nothing(serve, model, options, messa
 @pytest.mark.parametrize(
     ("method", "name", "message"),
     [
-        ("translate", "source_cut", "1 of 2 sentences are longer than the model"),
-        ("translate", "options_ignored", "a banned phrase of 1 of 2 sentences is not kept as it"),
-        ("score", "is_cut", "1 of 2 translations are longer than the model"),
+        ("translate", "source_cut", "1 of 2 sentences: longer than the model"),
+        ("translate", "options_ignored", "1 of 2 sentences: an option is not kept as it"),
+        ("score", "is_cut", "1 of 2 sentences: the translation is longer than the model"),
     ],
 )
 def test_what_the_model_cuts_or_ignores_is_a_warning(serve, model, method, name, message):
@@ -186,8 +189,8 @@ def test_details_are_returned(serve, model):
         "source_tokens": [["▁a", "▁dog", "</s>", ""], [""] * 4],
         "attention": [[np.eye(3, 4).tolist()]] * 2,
     }
-    with pytest.warns(UserWarning, match="1 of 2 sentences are longer"):
-        (first,), (blank,) = serve().translate(["a dog", ""], details=True)
+    with pytest.warns(UserWarning, match="1 of 2 sentences: longer"):
+        first, blank = serve().translate(["a dog", ""], details=True)
     assert (first.tokens, first.token_scores) == (["▁A", "▁DOG", "</s>"], [-0.5, -0.25, -0.25])
     assert (first.source_tokens, first.alignment) == (["▁a", "▁dog", "</s>"], [(0, 0), (1, 1)])
     np.testing.assert_array_equal(first.attention, np.eye(3))
@@ -230,7 +233,7 @@ def test_only_transient_failures_are_retried(serve, model, no_pause, code, messa
     model.faults = [FaultError(code, message)] * 2
     text = "x" * 1_000_000  # gRPC's own retries have a limit of 256 KiB
     if is_retried:
-        assert serve(retries=2).translate([text])[0][0].text == text.upper()
+        assert serve(retries=2).translate(text).text == text.upper()
         assert len(model.requests) == 3
         model.faults = [FaultError(code, message)] * 9
         model.requests.clear()
@@ -249,7 +252,7 @@ def test_request_in_failing_batches_is_split_down_to_single_sentences(serve, mod
 
     model.versions[1] = predict
     answers = serve(retries=2).translate(list("abcd"))
-    assert [row[0].text for row in answers] == list("ABCD")
+    assert [best.text for best in answers] == list("ABCD")
     sizes = [len(request.inputs["text"]) for request in model.requests]
     assert sizes == [4, 4, 4, 2, 1, 1, 2, 1, 1]
     error = refusal(serve(retries=0).translate, ["a", "b"])
@@ -384,7 +387,7 @@ def test_broken_connections_and_bad_gateways_are_retried(no_pause):
     ])  # fmt: skip
     server = http_server(lambda connection: connection.sendall(next(answers)))
     with server as address, Client(address, protocol="rest") as client:
-        assert client.translate(["a"]) == [[Translation("b", 0.0)]]
+        assert client.translate("a") == Translation("b", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +428,7 @@ def test_server_that_is_down_is_named_and_waited_for(model, free_ports, protocol
         answer = in_thread(client.translate, ["a"])
         time.sleep(0.3)  # it has failed once
         with SERVE[protocol](model, port):
-            assert answer.result(60)[0][0].text == "A"
+            assert answer.result(60)[0].text == "A"
 
 
 def test_what_the_server_lacks_is_reported(serve, model):

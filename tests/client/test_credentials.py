@@ -48,12 +48,12 @@ def test_tls_verifies_names_and_addresses(serve, connect, model):
     with serve() as address:
         for host in (address, address.replace("127.0.0.1", "localhost")):
             with connect(host) as client:
-                assert client.translate(["a"])[0][0].text == "A"
+                assert client.translate("a").text == "A"
                 assert client.status() == [(1, "AVAILABLE", "")]
     model.requests.clear()
     with serve("elsewhere") as address:
         with connect(address, tls_server_name="mt.example.org") as client:
-            assert client.translate(["a"])[0][0].text == "A"
+            assert client.translate("a").text == "A"
         refusal(connect(address, tls_server_name="other.example.org"))
     assert len(model.requests) == 1
 
@@ -84,7 +84,7 @@ def test_mutual_tls(serve, connect, certificates, model, monkeypatch):
 
     with serve(mutual=True) as address:
         with connect(address, root_certificates="~/ca.pem", **pair("client")) as client:
-            assert client.translate(["a"])[0][0].text == "A"
+            assert client.translate("a").text == "A"
         for other in ({}, pair("stranger")):
             assert "no answer from" in refusal(connect(address, **other))
     assert len(model.requests) == 1
@@ -126,7 +126,7 @@ def test_headers_are_sent_with_every_request_and_never_shown(serve, connect, mod
     headers = {"Authorization": "Bearer tok en", "x-team": "mt"}
     with serve() as address:
         with connect(address, headers=headers) as client:
-            assert client.translate(["a"])[0][0].text == "A"
+            assert client.translate("a").text == "A"
             assert model.headers.items() >= {**token, "x-team": "mt"}.items()
             client.status()
             assert model.headers.items() >= token.items()
@@ -169,6 +169,6 @@ def test_proxies_are_not_used_on_this_machine(protocol, model, monkeypatch):
         for host in (address, address.replace("127.0.0.1", "localhost")):
             headers = {"authorization": "Bearer x"}
             with Client(host, protocol=protocol, headers=headers, timeout_s=10) as client:
-                assert client.translate(["a"])[0][0].text == "A"
+                assert client.translate("a").text == "A"
         with pytest.raises(BlockingIOError):
             proxy.accept()

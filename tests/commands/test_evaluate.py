@@ -35,8 +35,10 @@ def test_json_and_translations_of_given_files(translate, evaluate, texts, tmp_pa
 
 
 def test_control_characters_and_long_lines(evaluate, monkeypatch, tmp_path):
-    assert "of 12 lines have more than 2 tokens" in evaluate("--max_source_length=2").err
-    answers = lambda self, sentences, *rest: [[Translation("a\nb\tc", 0.0)]] * len(sentences)  # noqa: E731
+    assert (
+        "lines (1, 2, 3, ...): longer than the model reads" in evaluate("--max_source_length=2").err
+    )
+    answers = lambda self, sentences: [Translation("a\nb\tc", 0.0)] * len(sentences)  # noqa: E731
     monkeypatch.setattr(BatchTranslator, "translate", answers)
     result = evaluate(f"--output={tmp_path}/out", f"--each={tmp_path}/each")
     assert result.code == 0, result.err
@@ -48,9 +50,9 @@ def test_wide_beams_have_smaller_batches_and_progress_is_shown(evaluate, monkeyp
     sizes = []
     monkeypatch.setattr(host, "num_cores", lambda: 2)
 
-    def translate(self, sentences, batch_size):
-        sizes.append((len(sentences), batch_size))
-        return [[Translation("a", 0.0)]] * len(sentences)
+    def translate(self, sentences):
+        sizes.append((len(sentences), self.batch_size))
+        return [Translation("a", 0.0)] * len(sentences)
 
     monkeypatch.setattr(BatchTranslator, "translate", translate)
     clock = itertools.count(0, 20)

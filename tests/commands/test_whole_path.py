@@ -73,4 +73,4 @@ def test_task_from_files_to_server(tmp_path, call, run):
     served.versions, served.states = {}, {}
     stand_in_server.load(served, 1, version)
     with fake_server.serve_grpc(served) as address, Client(address) as client:
-        assert [best.text for best, *_ in client.translate(words)] == expected
+        assert [best.text for best in client.translate(words)] == expected

@@ -23,7 +23,7 @@ from keras_transformer.tasks import TranslationTask
 
 
 def test_view_has_the_translators_translation(view, translator):
-    assert view.translation == translator.translate([view.sentence])[0][0].text
+    assert view.translation == translator.translate(view.sentence).text
     assert view.source == ["▁hello", "▁two", "▁cat", "</s>"]
     assert view.read[0] == "<s>"
     assert view.read[1:] == view.written[:-1]
@@ -56,7 +56,7 @@ def test_attention_rows_are_distributions_and_those_of_the_signature(view, trans
 def test_export_shows_mean_attention(exported, two_best):
     sentence = "sun tree"
     view = inspect_export("exports/1", load_exported(exported))(sentence)
-    assert view.translation == two_best.translate([sentence])[0][0].text
+    assert view.translation == two_best.translate(sentence).text
     assert list(view.attentions) == ["cross"]
     answer = two_best.function("attention")(
         source=tf.constant([sentence]), target=tf.constant([view.translation])
@@ -127,7 +127,8 @@ def path_of(tree, leaf):
 
 def test_tree_has_the_translations_and_their_log_probabilities(view, make_translator):
     translator = make_translator(num_translations=4)
-    expected = translator.translate([view.sentence])[0]
+    best = translator.translate(view.sentence)
+    expected = [best, *best.alternatives]
     texts = [each.text for each in expected]
     scores = translator.score([view.sentence] * len(texts), texts)
     for found, best, score in zip(view.tree.translations, expected, scores, strict=True):
@@ -187,7 +188,8 @@ def test_end_that_is_forced_though_forbidden_is_in_the_tree(make_inspector, monk
 
 def test_tree_of_samples(make_inspector, make_translator):
     options = dict(method="sampling", num_translations=3, seed=7, temperature=2.0)
-    expected = make_translator(**options).translate(["two cat house"])[0]
+    best = make_translator(**options).translate("two cat house")
+    expected = [best, *best.alternatives]
     tree = make_inspector(**options)("two cat house").tree
     assert {each.text for each in tree.translations} == {each.text for each in expected}
     for found in tree.translations:

@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from keras_transformer.errors import InputError
 from keras_transformer.inference import BatchTranslator, batch_translator
+from keras_transformer.inference.batch_translator import _TYPES, signature_inputs
+from keras_transformer.sentences import AS_EXPORTED, SentenceWarning
 
 _SENTENCES = ["two house", "", "cat sun tree two", "שלום", "tree hello cat", "sun"]
 _OPTIONS = {
@@ -71,21 +73,24 @@ def local(functions, monkeypatch):
 
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
 def test_answers_keep_the_order_of_sentences(local, batch_size):
-    translations = local.translate(_SENTENCES, batch_size)
-    assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES]
-    assert [best.score for best, _ in translations] == [-len(text) for text in _SENTENCES]
-    assert [second.text for _, second in translations] == [text + text for text in _SENTENCES]
-    scores = local.score(_SENTENCES, _SENTENCES, batch_size)
+    local.batch_size = batch_size
+    translations = local.translate(_SENTENCES)
+    assert [best.text for best in translations] == [text.upper() for text in _SENTENCES]
+    assert [best.score for best in translations] == [-len(text) for text in _SENTENCES]
+    assert [str(*best.alternatives) for best in translations] == [text * 2 for text in _SENTENCES]
+    scores = local.score(_SENTENCES, _SENTENCES)
     assert [len(each.token_scores) for each in scores] == [len(text) + 1 for text in _SENTENCES]
 
 
 def test_batches_have_similar_lengths_longest_first(local, functions):
-    local.translate(_SENTENCES, 4)
+    local.batch_size = 4
+    local.translate(_SENTENCES)
     assert [request["text"] for request in functions["serving_default"].requests] == [
         ["cat sun tree two", "tree hello cat", "two house", "שלום"],
         ["sun", ""],
     ]
-    local.score(["a", "b", "c"], ["one", "three", ""], batch_size=2)
+    local.batch_size = 2
+    local.score(["a", "b", "c"], ["one", "three", ""])
     assert functions["score"].requests == [
         {"source": ["b", "a"], "target": ["three", "one"]},
         {"source": ["c"], "target": [""]},
@@ -104,10 +109,11 @@ def test_batches_run_in_parallel_and_their_errors_are_raised(functions, monkeypa
     functions["serving_default"].answer = wait_and_translate
     monkeypatch.setattr(batch_translator, "_num_workers", lambda: 2)
     local = BatchTranslator(functions.__getitem__)
-    translations = local.translate(_SENTENCES[:4], 1)
-    assert [best.text for best, _ in translations] == [text.upper() for text in _SENTENCES[:4]]
+    local.batch_size = 1
+    translations = local.translate(_SENTENCES[:4])
+    assert [best.text for best in translations] == [text.upper() for text in _SENTENCES[:4]]
     with pytest.raises(ZeroDivisionError):
-        local.translate(_SENTENCES, 1)
+        local.translate(_SENTENCES)
 
 
 def test_batch_without_memory_is_halved(local, functions):
@@ -118,14 +124,14 @@ def test_batch_without_memory_is_halved(local, functions):
 
     functions["serving_default"].answer = translate_two
     sentences = [text for text in _SENTENCES if text != "sun"]
-    translations = local.translate(sentences, 8)
-    assert [best.text for best, *_ in translations] == [text.upper() for text in sentences]
+    translations = local.translate(sentences)
+    assert [best.text for best in translations] == [text.upper() for text in sentences]
     with pytest.raises(tf.errors.ResourceExhaustedError):
         local.translate(["cat", "sun"])
 
 
 def test_string_has_one_translation_and_an_empty_list_none(local, functions):
-    assert local.translate("two") == local.translate(["two"])[0][0]
+    assert [local.translate("two")] == local.translate(["two"])
     assert local.translate("two", prefix="A ").text == "A TWO"
     for function in functions.values():
         function.requests.clear()
@@ -139,7 +145,7 @@ def test_ignored_options_are_reported(local, functions):
         return translate(text, **options) | {"options_ignored": [each == "two" for each in text]}
 
     functions["translate_options"].answer = with_flag
-    with pytest.warns(UserWarning, match="a banned phrase of 1 of 2 sentences is not kept"):
+    with pytest.warns(UserWarning, match="1 of 2 sentences: an option is not kept as it is"):
         local.translate(["two", "three"], banned_phrases="é")
 
 
@@ -166,12 +172,10 @@ TWO = ["two", "three"]
         (lambda local: local.translate(TWO, beam_size=2), "no option beam_size .* it has"),
         (lambda local: local.translate(TWO, max_length=2.5), "max_length must .*, got 2.5"),
         (lambda local: local.translate(TWO, banned_phrases="a\n" * 257), "at most 256, got 257"),
-        (lambda local: local.translate([2]), "text must be text, got 2"),
-        (lambda local: local.translate(TWO, 0), "batch_size must be at least 1, got 0"),
+        (lambda local: local.translate([2]), "sentences must be text, got 2"),
         (lambda local: local.score("two", TWO), "source must be a list of sentences, got one: 'tw"),
         (lambda local: local.align(TWO, "zwei"), "target must be a list of sentences, got one"),
         (lambda local: local.align(TWO, ["zwei"]), "must have as many sentences, got 2 and 1"),
-        (lambda local: local.score(TWO, TWO, -1), "batch_size must be at least 1, got -1"),
     ],
 )  # more of them in tests/client/test_client.py
 def test_invalid_calls_are_rejected(local, functions, call, message):
@@ -188,9 +192,48 @@ def test_unknown_words_are_aligned(two_best):
 
 def test_phrase_with_unknown_characters_is_rejected(two_best):
     with pytest.raises(InputError, match="prefix: the vocabulary cannot spell 'q😀'; use char"):
-        two_best.translate(["sun", "cat"], prefix=["", "q😀"])
+        two_best.translate(["sun", "cat"], prefix="q😀")
     with pytest.raises(InputError, match="banned_phrases: the vocabulary cannot spell 'q😀'"):
-        two_best.translate(["sun", "cat"], banned_phrases=[None, ["木", "q😀"]])
+        two_best.translate(["sun", "cat"], banned_phrases=["木", "q😀"])
+
+
+@pytest.mark.parametrize(
+    "options", [dict(prefix=["", "q😀"]), dict(banned_phrases=[None, ["木", "q😀"]])], ids=str
+)
+def test_one_unknown_phrase_of_many_is_a_warning(two_best, options):
+    with pytest.warns(SentenceWarning, match="1 of 2 sentences: an option") as caught:
+        assert len(two_best.translate(["sun", "cat"], **options)) == 2
+    assert caught[0].message.rows == [1]
+    two_best.translate(["sun"], banned_phrases=[["木"]])
+
+
+def test_longer_outputs_than_the_translator_allows_are_rejected(two_best):
+    limit = two_best.search.max_extra_length
+    message = f"max_extra_length can be at most the translator's own, {limit}, got {limit + 1}"
+    with pytest.raises(InputError, match=message):
+        two_best.translate(["sun", "cat"], max_extra_length=[None, limit + 1])
+    asked = two_best.function("translate_options")
+    specs = signature_inputs(asked)
+    columns = {
+        name: tf.constant([AS_EXPORTED[_TYPES[spec.dtype]]] * 2, spec.dtype)
+        for name, spec in specs.items()
+    }
+    columns["max_extra_length"] = tf.constant([limit, limit + 1])
+    assert asked(**columns)["options_ignored"].numpy().tolist() == [False, True]
+
+
+def test_long_sources_are_reported_by_every_method(two_best):
+    long = " ".join(["two"] * 13)  # 12 are read
+    calls = (two_best.translate, lambda texts: two_best.score(texts, ["x"] * 2),
+             lambda texts: two_best.align(texts, ["x"] * 2),
+             lambda texts: two_best.translate(texts, details=True))  # fmt: skip
+    for call in calls:
+        with pytest.warns(SentenceWarning, match="1 of 2 sentences: longer than the m") as caught:
+            call(["sun", long])
+        assert [(each.message.remark, each.message.rows) for each in caught] == [
+            ("source_cut", [1])
+        ]
+
     assert two_best.translate(["sun"], prefix=" ") == two_best.translate(["sun"], prefix="")
 
 
@@ -214,8 +257,10 @@ def test_memory_of_parallel_batches_is_limited(functions, monkeypatch):
 
     functions["serving_default"].answer = note
     sentences = ["x" * length for length in [400, 60, 30, 30, 30, 90, *[10] * 40]] + ["я" * 30]
-    translations = BatchTranslator(functions.__getitem__).translate(sentences, 16)
-    assert [best.text for best, _ in translations] == [text.upper() for text in sentences]
+    local = BatchTranslator(functions.__getitem__)
+    local.batch_size = 16
+    translations = local.translate(sentences)
+    assert [best.text for best in translations] == [text.upper() for text in sentences]
     assert sum(rows for rows, _ in shapes) == len(sentences)
     assert all(size <= 100 or rows == 1 for rows, size in shapes)
     assert (1, 400) in shapes

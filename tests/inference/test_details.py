@@ -15,12 +15,17 @@ _SEARCHES = {
 }
 
 
+def _n_best(translations):
+    """The translations of all n-best lists, one after the other."""
+    return [each for best in translations for each in (best, *best.alternatives)]
+
+
 def _assert_as_given(translator, sentences, results):
     """Compares details with the scores and the attention of the texts, given to the model."""
     pairs = [
         (sentence, each)
-        for sentence, row in zip(sentences, results, strict=True)
-        for each in row
+        for sentence, best in zip(sentences, results, strict=True)
+        for each in (best, *best.alternatives)
         if sentence.strip()
     ]
     sources, found = map(list, zip(*pairs, strict=True))
@@ -47,16 +52,14 @@ def test_details_equal_score_and_attention(make_translator, translator, name):
     judge, translator = translator, make_translator(**_SEARCHES[name])
     results = translator.translate(_SENTENCES, details=True)
     plain = translator.translate(_SENTENCES)
-    assert [[each[:1] for each in row] for row in results] == [
-        [each[:1] for each in row] for row in plain
-    ]
-    for ours, theirs in zip(results, plain, strict=True):
-        np.testing.assert_allclose([x.score for x in ours], [x.score for x in theirs], rtol=1e-5)
+    for ours, theirs in zip(_n_best(results), _n_best(plain), strict=True):
+        assert ours.text == theirs.text
+        assert ours.score == pytest.approx(theirs.score, rel=1e-5)
     _assert_as_given(judge, _SENTENCES, results)
 
 
 def test_blank_sentences_have_no_details(translator):
-    ((blank,),) = translator.translate([" "], details=True)
+    blank = translator.translate(" ", details=True)
     assert (blank.text, blank.score, blank.tokens, blank.token_scores) == ("", 0.0, [], [])
     assert not blank.source_cut and not blank.output_cut
     assert blank.alignment == []
@@ -64,7 +67,7 @@ def test_blank_sentences_have_no_details(translator):
 
 
 def test_tokens_end_with_eos_and_alignment_has_each_word(translator, words):
-    ((found,),) = translator.translate(["cat two sun"], details=True)
+    found = translator.translate("cat two sun", details=True)
     assert found.tokens == [*(f"▁{words[word]}" for word in ("cat", "two", "sun")), "</s>"]
     assert found.source_tokens == ["▁cat", "▁two", "▁sun", "</s>"]
     assert len(found.token_scores) == 4
@@ -76,14 +79,14 @@ def test_tokens_end_with_eos_and_alignment_has_each_word(translator, words):
 @pytest.mark.parametrize("length, is_cut", [(11, False), (12, False), (13, True), (400, True)])
 def test_source_is_cut_beyond_its_limit(translator, length, is_cut):
     other, cut = translator.translate(["sun", " ".join(["two"] * length)], details=True)
-    assert (other[0].source_cut, cut[0].source_cut) == (False, is_cut)
-    assert len(cut[0].source_tokens) == min(length, 12) + 1
+    assert (other.source_cut, cut.source_cut) == (False, is_cut)
+    assert len(cut.source_tokens) == min(length, 12) + 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", [1, 2, 3, 4])
 def test_output_is_cut_at_its_limit(translator, limit):
-    ((found,),) = translator.translate(["cat two sun"], details=True, max_length=limit)
+    found = translator.translate("cat two sun", details=True, max_length=limit)
     assert len(found.tokens) == min(limit, 3) + 1
     assert found.output_cut == (limit <= 3)
 

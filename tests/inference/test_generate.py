@@ -148,10 +148,10 @@ def test_n_best_lists_have_no_empty_places(make_translator, words, early_stop):
     translator = make_translator(num_translations=4, forbid_unknown=True, early_stop=early_stop)
     every_word = {*words.values()}
     allowed = {words["cat"], words["sun"]}
-    (found,) = translator.translate(["cat"], banned_phrases=[*every_word - allowed], max_length=1)
-    assert {each.text for each in found} == allowed
-    ((none,),) = translator.translate(["cat"], banned_phrases=[*every_word])
-    assert (none.text, none.score) == ("", NO_SCORE)
+    best = translator.translate("cat", banned_phrases=[*every_word - allowed], max_length=1)
+    assert {best.text, *map(str, best.alternatives)} == allowed
+    none = translator.translate("cat", banned_phrases=[*every_word])
+    assert (none.text, none.score, none.alternatives) == ("", NO_SCORE, ())
 
 
 def test_different_sentences_get_different_samples(make_translator):

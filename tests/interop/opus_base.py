@@ -96,7 +96,7 @@ def main(tokenizers, folder):
     note("load")
     rows = translator.translate(sentences)
     note("translate")
-    found["translations"] = sum(bool(best.text) for best, *_ in rows)
+    found["translations"] = sum(bool(best.text) for best in rows)
     version = export(translator, folder / "exports", sentences=sentences[:1], batch_sizes=[1])
     note("export")
     files = [each for each in version.rglob("*") if each.is_file()]

@@ -108,7 +108,7 @@ def test_unknown_words_translate_as_in_translator(make_translator, trained, tmp_
     translator = make_translator(beam_size=1, length_penalty=0.0, replace_unknowns=False)
     texts = ["hello zebra", "</s> tree", "sun  cat", "two two two", "<pad>"]
     folder = export_ctranslate2(*trained, tmp_path / "model")
-    ours = [best.text for best, *_ in translator.translate(texts)]
+    ours = [best.text for best in translator.translate(texts)]
     theirs = translate_with_ctranslate2(folder, texts, beam_size=1, max_decoding_length=8)
     assert theirs == ours
 

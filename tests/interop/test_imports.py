@@ -192,7 +192,7 @@ def test_logit_of_padding_changes_no_translation_score_or_export(copy, tmp_path)
             model.to_model(), *model.vocabularies, SearchConfig(**model.search, max_extra_length=9)
         )
         texts = ["A man in a blue shirt.", ">>deu<< Two dogs play in the snow.", "The girl sings"]
-        translations = [best for best, *_ in translator.translate(texts)]
+        translations = translator.translate(texts)
         scores = translator.score(texts, [best.text for best in translations])
         return (
             [best.text for best in translations],

@@ -244,6 +244,16 @@ def test_repeated_list_cannot_fill_the_memory(tmp_path):
     assert peak < 20_000_000
 
 
+def test_repeated_state_cannot_take_forever(tmp_path):
+    """A dictionary of n entries, stored once, is the state of one object n times."""
+    entries = b"".join(b"M" + n.to_bytes(2, "little") + b"N" for n in range(5000))
+    build = b"cmodule\nClass\n)R" + b"h\x00b" * 20_000
+    content = b"\x80\x02}(" + entries + b"uq\x00" + build + b"."
+    path = write_zip(tmp_path / "model.pt", None, pickle_bytes=content)
+    with pytest.raises(InputError, match="repeats a list"):
+        read_pytorch(path)
+
+
 @pytest.mark.parametrize(
     ("members", "size", "read", "most"),
     [

@@ -163,7 +163,7 @@ def test_transformers_translates_as_we_do(ask, trained, words, tmp_path):
         search = SearchConfig(beam_size=num_beams, length_penalty=0.0, max_extra_length=20,
                               replace_unknowns=False)  # fmt: skip
         translations = Translator(*trained, search).translate(texts)
-        expected.append((trained[1].encode(texts), [best for best, *_ in translations]))
+        expected.append((trained[1].encode(texts), translations))
     for answer, (source_ids, translations) in zip(ask(*questions), expected, strict=True):
         assert [row[: row.index(EOS_ID)] for row in answer["source_ids"]] == source_ids
         assert answer["texts"] == [best.text for best in translations]

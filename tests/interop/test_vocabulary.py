@@ -93,7 +93,8 @@ def test_unknown_code_is_an_error_that_lists_near_ones_and_in_a_graph_unknown(si
     (ids,) = tokenizer.tokenize(text).to_list()
     (two_dogs,) = source.encode(["Two dogs"])
     assert UNK_ID in ids and ids[ids.index(UNK_ID) + 1 :] == two_dogs
-    surfaces = b"".join(tokenizer.surfaces(text, 9).to_list()[0]).decode()
+    _, surfaces = tokenizer.tokenize_with_surfaces(text, 9)
+    surfaces = b"".join(surfaces.to_list()[0]).decode()
     assert surfaces.isprintable()  # what a translation may copy
 
 

@@ -44,7 +44,8 @@ only_toy = pytest.mark.parametrize("config", ["toy"], indirect=True)
 def _places(translations):
     """Fills the empty places of n-best lists as an export does."""
     empty = Translation("", NO_SCORE)
-    return [[*row, *[empty] * (SEARCH.num_translations - len(row))] for row in translations]
+    rows = [[best, *best.alternatives] for best in translations]
+    return [[*row, *[empty] * (SEARCH.num_translations - len(row))] for row in rows]
 
 
 def scores_of(translations):
@@ -110,7 +111,7 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
     scores = scores / ((5 + lengths) / 6) ** SEARCH.length_penalty
     np.testing.assert_allclose(found["scores"][:, 0], scores, rtol=1e-4)
     translations = translator.translate(SENTENCES)
-    assert [index for index, row in enumerate(translations) if row[0].score] == keep
+    assert [index for index, best in enumerate(translations) if best.score] == keep
     np.testing.assert_allclose(scores_of(translations)[keep, 0], scores, rtol=1e-4)
 
 

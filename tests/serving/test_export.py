@@ -1,7 +1,7 @@
 """The SavedModel: its signatures, where it runs, and how a version is published."""
 
+import dataclasses
 import functools
-import itertools
 import json
 import pathlib
 import shutil
@@ -59,24 +59,28 @@ def test_runtime_rejects_inputs_of_wrong_rank(exported, tmp_path):
                     session.run(outputs, inputs)
 
 
+def _n_best(translations):
+    """The translations of all n-best lists, one after the other."""
+    return [each for best in translations for each in (best, *best.alternatives)]
+
+
 @pytest.mark.slow
 def test_loaded_export_matches_translator(exported, two_best, words):
     sentences = ["two two", "", "cat sun", "hello tree nonsense"] * 3
     loaded = load_exported(exported)
     for options in ({}, dict(max_length=[2, -1, 3] * 4, prefix=["", "", "木"] * 4)):
-        found = loaded.translate(sentences, batch_size=5, **options)
-        ours = two_best.translate(sentences, batch_size=5, **options)
-        for theirs, mine in zip(found, ours, strict=True):
-            assert [best.text for best in theirs] == [best.text for best in mine]
-            scores = [best.score for best in mine]
-            np.testing.assert_allclose([best.score for best in theirs], scores, rtol=1e-5)
-    texts = [row[0].text for row in ours]
+        found = loaded.translate(sentences, **options)
+        ours = two_best.translate(sentences, **options)
+        for theirs, mine in zip(_n_best(found), _n_best(ours), strict=True):
+            assert theirs.text == mine.text
+            assert theirs.score == pytest.approx(mine.score, rel=1e-5)
+    texts = [best.text for best in ours]
     assert loaded.align(sentences, texts) == two_best.align(sentences, texts)
     pairs = (each.score(sentences, texts) for each in (loaded, two_best))
     for theirs, mine in zip(*pairs, strict=True):
         np.testing.assert_allclose(theirs.token_scores, mine.token_scores, rtol=1e-4)
     none_of_them = dict(banned_phrases=[*words.values()], max_length=1)
-    ((best, *_),) = loaded.translate(["sun Владимир"], **none_of_them)
+    best = loaded.translate("sun Владимир", **none_of_them)
     assert best.text == "Владимир"  # the unknown word, copied
 
 
@@ -212,17 +216,16 @@ def test_exported_samples_and_details_match_python(trained, exported, tmp_path):
     loaded = load_exported(version)
     sentences = ["hello two cat", "", "two sun sun cat hello", "привет 木"]
     found, expected = (each.translate(sentences) for each in (loaded, translator))
-    texts = [[each.text for each in row] for row in found]
-    assert texts == [[each.text for each in row] for row in expected]
+    assert list(map(str, _n_best(found))) == list(map(str, _n_best(expected)))
     for options in ({}, {"max_length": 2}):
         ours = translator.translate(sentences, details=True, **options)
         theirs = loaded.translate(sentences, details=True, **options)
-        for left, right in zip(itertools.chain(*ours), itertools.chain(*theirs), strict=True):
+        for left, right in zip(_n_best(ours), _n_best(theirs), strict=True):
             numbers = ("score", "token_scores", "attention")
             for name in numbers:
                 np.testing.assert_allclose(getattr(left, name), getattr(right, name), atol=1e-5)
-            rest = dict.fromkeys(numbers)
-            assert left._replace(**rest) == right._replace(**rest)
+            rest = dict.fromkeys((*numbers, "alternatives"))
+            assert dataclasses.replace(left, **rest) == dataclasses.replace(right, **rest)
     assert "temperature" in read_model_card(version)["signatures"]["translate_options"]["inputs"]
     with pytest.raises(InputError, match="exported without details"):
         load_exported(exported).translate(["sun"], details=True)

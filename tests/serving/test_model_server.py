@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.client import Client, ServingError
-from keras_transformer.results import text_input
+from keras_transformer.sentences import text_input
 from keras_transformer.serving.model_folder import (
     SERVER_ENVIRONMENT,
     SERVER_FLAGS,
@@ -113,11 +113,11 @@ def wait_for(condition, process=None, log=None):
 
 def same(ours, theirs):
     """Compares translations, and their scores as far as floats of batches of any size agree."""
-    assert [[each.text for each in row] for row in ours] == [
-        [each.text for each in row] for row in theirs
-    ]
-    scores = [each.score for row in theirs for each in row]
-    assert [each.score for row in ours for each in row] == pytest.approx(scores, abs=1e-4)
+    lists = [[[best, *best.alternatives] for best in results] for results in (ours, theirs)]
+    texts, expected = ([list(map(str, row)) for row in rows] for rows in lists)
+    assert texts == expected
+    found, scores = ([each.score for row in rows for each in row] for rows in lists)
+    assert found == pytest.approx(scores, abs=1e-4)
 
 
 def test_server_answers_as_python(connect, two_best, words):
@@ -134,9 +134,9 @@ def test_server_answers_as_python(connect, two_best, words):
     }
     constrained = two_best.translate(SENTENCES, **constraints)
     same(client.translate(SENTENCES, **constraints), constrained)
-    target = [row[0].text for row in expected]
+    target = [best.text for best in expected]
     assert client.align(SENTENCES, target) == two_best.align(SENTENCES, target)
-    target = [row[-1].text for row in expected]
+    target = [(best, *best.alternatives)[-1].text for best in expected]
     answer = two_best.signatures()["score"](tf.constant(SENTENCES), tf.constant(target))
     scores = client.score(SENTENCES, target)
     sums = answer["scores"].numpy()
@@ -164,7 +164,7 @@ def test_what_the_server_lacks_is_reported(connect, options, message):
     with pytest.raises(ServingError, match=message):
         connect(**options).translate(["sun"])
     with pytest.raises(ServingError, match=r'rejects a request of 1 sentence: .*"tell" not found'):
-        connect()._rows("tell", {"text": text_input("text", ["sun"])}, lambda *_: [])
+        connect()._run("tell", {"text": text_input("text", ["sun"])}, lambda *_: [], False)
 
 
 def test_new_version_takes_over_without_failures(server, connect):

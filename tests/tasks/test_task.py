@@ -117,7 +117,7 @@ def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, files, capsys):
     assert "error rate 0.00  on the dev set" in capsys.readouterr().out
     text = read_test_text(run.configs().data, task=task)
     translator = Translator(run.load_model("best"), *run.vocabularies(), task=task)
-    outputs = [answer.text for (answer,) in translator.translate(text.source)]
+    outputs = [answer.text for answer in translator.translate(text.source)]
     answers = task.postprocess(outputs, text.source)
     assert answers == [" ".join(reversed(line.split())).upper() for line in text.source]
     assert task.evaluate(answers, text.target, text.source)["error_rate"] == 0
@@ -143,14 +143,14 @@ def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, files
     text = read_validation_texts(run.configs().data, Reversal())[0]
     # An untrained model goes on to the longest length.
     plain = Translator(model, *vocabularies, task.search_config())
-    longest = [best.text for (best,) in plain.translate(text.source)]
+    longest = [best.text for best in plain.translate(text.source)]
     translator = Translator(model, *vocabularies, task=task)
-    answers = [best.text for (best,) in translator.translate(text.source)]
+    answers = [best.text for best in translator.translate(text.source)]
     assert all(len(output.split()) > 1 and output.islower() for output in longest)
     assert all(len(output.split()) == 1 and output.isupper() for output in answers)
     with_options = translator.translate(text.source, repetition_penalty=1)
     metric = DevMetric(model, text, vocabularies, task, run.configs().training)
-    assert [best.text for (best,) in with_options] == answers
+    assert [best.text for best in with_options] == answers
     assert metric.translate() == answers
 
 

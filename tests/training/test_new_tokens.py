@@ -81,7 +81,7 @@ def test_run_begins_with_old_rows_and_learns_the_tags(origin, tuned):
 
     translator = Translator(tuned.load_model(), *tuned.vocabularies())
     found = translator.translate([f"{tag} {word}Ж" for word in words for tag in TAGS])
-    assert [each[0].text for each in found] == ["Ж<de>", "Ж<fr>"] * len(words)
+    assert [each.text for each in found] == ["Ж<de>", "Ж<fr>"] * len(words)
 
 
 def test_later_run_keeps_added_tokens_and_adds_none(tuned, files, tmp_path):

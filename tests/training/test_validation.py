@@ -62,7 +62,8 @@ def bleu(vocabulary):
 
 def test_dev_translations_match_translator(bleu, vocabulary):
     translator = Translator(bleu._model, vocabulary, vocabulary, SEARCH)
-    alone = [best.text for (best,) in translator.translate(LINES, batch_size=1)]
+    translator.batch_size = 1
+    alone = [best.text for best in translator.translate(LINES)]
     assert bleu.num_sentences == len(LINES)
     assert bleu.translate() == alone
     assert len(set(alone)) > 3

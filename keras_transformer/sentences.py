@@ -1,0 +1,422 @@
+"""Any number of sentences through the signatures of a model: translate, score, align.
+
+`SentenceTranslator` reads sentences and options, and makes results of the answers. `Client` sends
+its batches to a model server, `BatchTranslator` computes them in this process.
+"""
+
+import abc
+import contextlib
+import math
+import numbers
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, overload
+
+from keras_transformer.config import SearchConfig, check_options
+from keras_transformer.errors import InputError, as_text, check_unicode
+from keras_transformer.results import (
+    DetailedTranslation,
+    Score,
+    Translation,
+    check_details,
+    in_words_of_texts,
+    read_alignments,
+    read_details,
+    read_scores,
+    read_translations,
+)
+
+# What an exported model takes for the option's value at export.
+AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
+_NO_PHRASES = "\n"  # for the empty list, since the empty text stands for the exported phrases
+
+# Outputs that mark sentences which a model did not take as they are.
+REMARKS = {
+    "source_cut": "longer than the model reads (max_source_length); the end is not read",
+    "options_ignored": "an option is not kept as it is: the vocabulary lacks characters of the "
+    "prefix or a banned phrase, it is too long, or a number is too large",
+    "is_cut": "the translation is longer than the model can generate (max_source_length and "
+    "max_extra_length together); its end is not scored",
+}
+
+
+class SentenceWarning(UserWarning):
+    """A model did not take some sentences of a call as they are.
+
+    Attributes:
+        remark: the reason, a key of `REMARKS`.
+        rows: the indices of the sentences.
+    """
+
+    def __init__(self, remark: str, rows: Sequence[int], count: int) -> None:
+        super().__init__(f"{len(rows)} of {count} sentences: {REMARKS[remark]}")
+        self.remark = remark
+        self.rows = rows
+
+
+Result = TypeVar("Result")
+Answer = Mapping[str, Any]  # the outputs of a signature as lists, by name
+
+
+class InputValues(NamedTuple):
+    """One input of a request: a value for each sentence, and their `tensorflow.DataType`."""
+
+    values: list[Any]
+    dtype: str = "DT_STRING"
+
+
+class SentenceTranslator(abc.ABC):
+    """Translates, scores and aligns any number of sentences by the signatures of a model.
+
+    Attributes:
+        batch_size: the most sentences of a batch.
+        num_translations: the most that the model returns of a sentence, as its answers to
+            `translate` show; 1 before the first.
+    """
+
+    batch_size: int = 64
+    num_translations: int = 1
+
+    @overload
+    def translate(
+        self, sentences: str, *, details: Literal[False] = ..., **options: Any
+    ) -> Translation: ...
+
+    @overload
+    def translate(
+        self, sentences: str, *, details: Literal[True], **options: Any
+    ) -> DetailedTranslation: ...
+
+    @overload
+    def translate(
+        self, sentences: Sequence[str], *, details: Literal[False] = ..., **options: Any
+    ) -> list[Translation]: ...
+
+    @overload
+    def translate(
+        self, sentences: Sequence[str], *, details: Literal[True], **options: Any
+    ) -> list[DetailedTranslation]: ...
+
+    def translate(
+        self, sentences: str | Sequence[str], *, details: bool = False, **options: Any
+    ) -> Any:
+        """Translates a sentence or a list of sentences.
+
+        Gives a `SentenceWarning` where the model cuts a sentence or cannot keep one of its options.
+
+        Args:
+            sentences: one string, or any number of them.
+            details: whether to return a `DetailedTranslation`, with the log-probability of each
+                token, the alignment, and whether source or output was cut. It needs NumPy, and an
+                export that was made with details.
+            **options: search options that differ from the model's own, such as length_penalty,
+                max_length, temperature or prefix: the fields of `SearchConfig` that may differ
+                between sentences. Each is one value for all sentences or a list with one for each,
+                where None means the model's own. A list of phrases is for all sentences, a list of
+                such lists has those of each sentence.
+
+        Returns:
+            The best translation of the string, or of each sentence of the list; the others of an
+            n-best list are its `alternatives`.
+
+        Raises:
+            InputError: a sentence or an option is invalid, or the model has no details.
+            ServingError: a server gives no answer, or rejects a request.
+        """
+        texts = [sentences] if isinstance(sentences, str) else sentences
+        columns = {"text": text_input("sentences", texts)}
+        signature = "serving_default"
+        if options:
+            signature = "translate_options"
+            inputs = self._input_types(signature)
+            columns |= option_inputs(options, inputs, len(columns["text"].values))
+            self._check_options(options, columns)
+
+        def read(answer: Answer, texts: Sequence[str]) -> list[Any]:
+            # Of all places, empty ones too, which lists of alternatives lack.
+            self.num_translations = len(answer["translations"][0])
+            if not details:
+                return read_translations(answer)
+            check_details(answer)
+            return read_details(answer, texts)
+
+        results = self._read_rows(signature, columns, read, details=details)
+        return results[0] if isinstance(sentences, str) else results
+
+    def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
+        """Returns the log-probability of each of the translations `target`.
+
+        Gives a `SentenceWarning` where the model cuts a sentence, or a translation that is longer
+        than any that it can generate.
+
+        Raises:
+            InputError: the numbers of sentences differ, or one is invalid.
+            ServingError: as in `translate`.
+        """
+        return self._read_rows(
+            "score", pair_inputs(source, target), lambda answer, *_: read_scores(answer)
+        )
+
+    def align(self, source: Sequence[str], target: Sequence[str]) -> list[list[tuple[int, int]]]:
+        """Returns the source word to which each target word attends most; needs NumPy.
+
+        Words are separated by spaces. A vocabulary of whole words reads several unknown words in a
+        row as one; the list of such a sentence is empty.
+
+        Returns:
+            For each sentence pairs (index of the source word, index of the target word).
+
+        Raises:
+            InputError: as in `score`, or the model has no attention.
+            ServingError: as in `translate`.
+        """
+        return self._read_rows(
+            "attention",
+            pair_inputs(source, target),
+            lambda answer, *texts: in_words_of_texts(read_alignments(answer), *texts),
+        )
+
+    def _read_rows(
+        self,
+        signature: str,
+        columns: Mapping[str, InputValues],
+        read: Callable[..., list[Result]],
+        *,
+        details: bool = False,
+    ) -> list[Result]:
+        """Returns the result of each row of the inputs, and warns of what answers remark.
+
+        Args:
+            signature: the name of the function to call.
+            columns: its inputs.
+            read: takes an answer and the texts of the rows that it answers, one list for each input
+                of text but options; returns the result of each row. Raises as the functions of
+                `results` do.
+            details: whether answers should have details.
+        """
+
+        def read_batch(
+            answer: Answer, inputs: Mapping[str, InputValues]
+        ) -> list[tuple[Result, set[str]]]:
+            texts = [inputs[key].values for key in ("text", "source", "target") if key in inputs]
+            results = read(answer, *texts)
+            flags = {name: answer[name] for name in REMARKS if name in answer}
+            return [
+                (result, {name for name in flags if flags[name][row]})
+                for row, result in enumerate(results)
+            ]
+
+        rows = self._run(signature, columns, read_batch, details)
+        for name in REMARKS:
+            if marked := [row for row, (_, remarks) in enumerate(rows) if name in remarks]:
+                # At the call of the public method.
+                warnings.warn(SentenceWarning(name, marked, len(rows)), stacklevel=3)
+        return [result for result, _ in rows]
+
+    @abc.abstractmethod
+    def _input_types(self, signature: str) -> Mapping[str, str]:
+        """Returns the inputs of a signature, with their `tensorflow.DataType`."""
+
+    @abc.abstractmethod
+    def _run(
+        self,
+        signature: str,
+        columns: Mapping[str, InputValues],
+        read: Callable[[Answer, Mapping[str, InputValues]], list[Result]],
+        details: bool,
+    ) -> list[Result]:
+        """Answers the rows of inputs in batches; returns the result of each row, in their order.
+
+        Args:
+            signature: the name of the function to call.
+            columns: its inputs.
+            read: returns the results of the rows of a batch, given its answer and its inputs.
+            details: whether answers should have details.
+        """
+
+    @abc.abstractmethod
+    def _check_options(
+        self, options: Mapping[str, Any], columns: Mapping[str, InputValues]
+    ) -> None:
+        """Raises `InputError` for options that the model cannot take.
+
+        Args:
+            options: as they were given.
+            columns: the inputs made of them.
+        """
+
+
+# Inputs of a request.
+
+
+def text_input(name: str, texts: Sequence[str]) -> InputValues:
+    """Returns sentences as an input: a list, or an array or eager tensor of strings.
+
+    Raises:
+        InputError: it is one string instead of a list, or an element is not text.
+    """
+    if hasattr(texts, "graph"):
+        raise InputError(
+            f"{name} must be a list of sentences, got a tensor of a graph: translate outside of "
+            "tf.function and Dataset.map; inside, call a signature of the exported model"
+        )
+    if hasattr(texts, "numpy"):
+        texts = texts.numpy().tolist()
+    if isinstance(texts, str | bytes):
+        raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
+    values = [as_text(text) for text in texts]
+    for text in values:
+        if not isinstance(text, str):
+            raise InputError(f"{name} must be text, got {text!r}")
+        check_unicode(name, text)
+    return InputValues(values)
+
+
+def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, InputValues]:
+    """Returns sentences and their translations as inputs.
+
+    Raises:
+        InputError: their numbers differ, or as in `text_input`.
+    """
+    columns = {"source": text_input("source", source), "target": text_input("target", target)}
+    sizes = [len(column.values) for column in columns.values()]
+    if sizes[0] != sizes[1]:
+        raise InputError(
+            f"source and target must have as many sentences, got {sizes[0]} and {sizes[1]}"
+        )
+    return columns
+
+
+def option_inputs(
+    options: Mapping[str, Any], inputs: Mapping[str, str], count: int
+) -> dict[str, InputValues]:
+    """Returns an input for each option of a model, given or not.
+
+    Args:
+        options: for each option one value for all sentences or a sequence of `count` values. A
+            list of text is one value of an option that takes phrases, and a sequence of lists has
+            the phrases of each sentence.
+        inputs: the `tensorflow.DataType` of each input of the signature.
+        count: sentences.
+
+    Raises:
+        InputError: the model has no such option, or a value is invalid.
+    """
+    known = {name: dtype for name, dtype in inputs.items() if name != "text"}
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise InputError(
+            f"the model has no option {', '.join(unknown)} that can change from sentence to "
+            f"sentence; it has {', '.join(sorted(known)) or 'none'}"
+        )
+    columns, changed = {}, {}
+    for name, dtype in known.items():
+        values = _spread(name, options.get(name), count)
+        columns[name] = InputValues([_as_sent(name, dtype, each) for each in values], dtype)
+        if name in options and name in SearchConfig.__dataclass_fields__:
+            changed[name] = [value is not None for value in values]
+    # A model would silently use other values instead of invalid ones.
+    pairs = (zip(columns[name].values, changed[name], strict=True) for name in changed)
+    for row in set(zip(*pairs, strict=True)):
+        check_options(
+            {
+                name: tuple(filter(str.strip, value.split("\n")))
+                if isinstance(value, str)
+                else value
+                for name, (value, is_changed) in zip(changed, row, strict=True)
+                if is_changed
+            }
+        )
+    return columns
+
+
+def _spread(name: str, value: Any, count: int) -> list[Any]:
+    """Returns a value for each sentence."""
+    if value is None or isinstance(value, str | numbers.Real) or not isinstance(value, Iterable):
+        return [value] * count
+    values = list(value)
+    if name == "banned_phrases" and all(isinstance(each, str) for each in values):
+        return [values] * count
+    if len(values) != count:
+        raise InputError(
+            f"{name} must be one value for all sentences or a list with one for each, got "
+            f"{len(values)} for {count} sentences"
+        )
+    return values
+
+
+def _as_sent(name: str, dtype: str, value: Any) -> Any:
+    """Returns a value of an option as JSON and protocol buffers represent it."""
+    if value is None:
+        return AS_EXPORTED[dtype]
+    if dtype == "DT_STRING":
+        if isinstance(value, list | tuple):
+            if any("\n" in str(phrase) for phrase in value):
+                raise InputError(f"{name} must be phrases of one line each, got {value!r}")
+            value = "\n".join(map(str, value)) or _NO_PHRASES
+        if isinstance(value, str):
+            check_unicode(name, value)
+            return value
+        rule = "text or a list of phrases"
+    elif dtype == "DT_FLOAT":
+        with contextlib.suppress(OverflowError):  # of a whole number
+            if isinstance(value, numbers.Real) and math.isfinite(value):
+                return float(value)
+        rule = "a finite number"
+    else:
+        bits = int(dtype.removeprefix("DT_INT"))
+        if isinstance(value, numbers.Integral) and -1 << bits - 1 <= int(value) < 1 << bits - 1:
+            return int(value)
+        rule = f"a whole number of {bits} bits"
+    raise InputError(f"{name} must be {rule}, got {value!r}")
+
+
+# Batches of rows of similar length, and their results back in the order of the rows.
+
+
+def batches_by_length(
+    lengths: Sequence[int], batch_size: int, max_padded_length: int | None = None
+) -> list[list[int]]:
+    """Returns the indices of rows in batches, the longest rows first.
+
+    Rows of similar length share a batch, so that little of it is padding.
+
+    Args:
+        lengths: of each row.
+        batch_size: the most rows of a batch.
+        max_padded_length: the largest product of a batch's rows and its longest length; a longer
+            row has its own batch. None for no limit.
+
+    Raises:
+        InputError: `batch_size` is below 1.
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    batches = []
+    first = 0
+    while first < len(order):
+        size = batch_size
+        if max_padded_length is not None:
+            size = min(size, max(max_padded_length // max(lengths[order[first]], 1), 1))
+        batches.append(order[first : first + size])
+        first += size
+    return batches
+
+
+def select_rows(columns: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, InputValues]:
+    """Returns the inputs of some rows."""
+    return {
+        name: InputValues([column.values[row] for row in rows], column.dtype)
+        for name, column in columns.items()
+    }
+
+
+def in_row_order(
+    batches: Sequence[Sequence[int]], results: Iterable[Sequence[Result]]
+) -> list[Result]:
+    """Returns the result of each row, given the results of each of `batches_by_length`."""
+    by_row: dict[int, Result] = {}
+    for batch, some in zip(batches, results, strict=True):
+        by_row.update(zip(batch, some, strict=True))
+    return [by_row[row] for row in range(len(by_row))]
