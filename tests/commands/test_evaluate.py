@@ -36,7 +36,8 @@ def test_json_and_translations_of_given_files(translate, evaluate, texts, tmp_pa
 
 def test_control_characters_and_long_lines(evaluate, monkeypatch, tmp_path):
     assert (
-        "lines (1, 2, 3, ...): longer than the model reads" in evaluate("--max_source_length=2").err
+        "9 lines (2, 3, 4, ...): longer than the model reads"
+        in evaluate("--max_source_length=2").err
     )
     answers = lambda self, sentences: [Translation("a\nb\tc", 0.0)] * len(sentences)  # noqa: E731
     monkeypatch.setattr(BatchTranslator, "translate", answers)
