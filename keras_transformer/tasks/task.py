@@ -304,8 +304,8 @@ class Task(JsonConfig, abc.ABC):
 
     def intervals(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
-    ) -> dict[str, list[float]]:
-        """Returns the bounds of the 95 % interval of metrics for which the task computes one."""
+    ) -> dict[str, dict[str, float]]:
+        """Returns "low" and "high" of the 95 % interval of each metric that has one."""
         return {}
 
     def measure(

@@ -74,14 +74,15 @@ class TranslationTask(Task):
 
     def intervals(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
-    ) -> dict[str, list[float]]:
+    ) -> dict[str, dict[str, float]]:
         """Returns the 95 % interval of "bleu", by sacreBLEU's bootstrap of 1,000 samples."""
         from sacrebleu.metrics.bleu import BLEU
 
         references = self.postprocess(references, sources)
         bleu = BLEU(lowercase=self.bleu_lowercase, tokenize=self.bleu_tokenize, force=True)
         result = bleu.corpus_score(outputs, [references], n_bootstrap=1000)
-        return {"bleu": [result._mean - result._ci, result._mean + result._ci]}
+        mean, half_width = result._mean, result._ci
+        return {"bleu": {"low": mean - half_width, "high": mean + half_width}}
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns the metrics with their signatures, by label."""

@@ -28,8 +28,9 @@ def test_interval_of_bleu_holds_the_score():
     outputs = ["a b c d e", "a b c x e", "a b c d f", "the dog sleeps in the grass"] * 10
     references = ["a b c d e"] * 30 + ["the dog sleeps on the grass"] * 10
     task = TranslationTask()
-    low, high = task.intervals(outputs, references, references)["bleu"]
-    assert 0 < low < task.evaluate(outputs, references, references)["bleu"] < high < 100
+    interval = task.intervals(outputs, references, references)["bleu"]
+    bleu = task.evaluate(outputs, references, references)["bleu"]
+    assert 0 < interval["low"] < bleu < interval["high"] < 100
 
 
 def test_bleu_lowercase_ignores_case():
