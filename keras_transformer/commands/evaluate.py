@@ -9,27 +9,21 @@ keras-transformer evaluate --task=parsing --answers=parsed.mrg --file=gold.mrg
 
 import dataclasses
 import datetime
-import hashlib
 import json
-import sys
-import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from keras_transformer.commands import command_flags, common
+from keras_transformer.commands.test_set import TestSetFlags, digest
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
-from keras_transformer.host import machine, num_cores, package_versions, source_commit
-from keras_transformer.results import Translation
-from keras_transformer.sentences import batches_by_length, in_row_order
+from keras_transformer.host import machine, package_versions, source_commit
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
-    from keras_transformer.inference import Translator
 
     # Task, test set, n-best list of each sentence, and what made them, for --json.
     Evaluated = tuple[Task, ParallelText, list[list[str]], dict[str, Any]]
@@ -43,15 +37,7 @@ _TASK = flags.DEFINE_enum(
     "task", "translation", registered_tasks(), "Task of --answers; a run has its own."
 )
 _CHECKPOINT = command_flags.define_checkpoint_flag()
-_SOURCE = command_flags.define_path(
-    "source", None, "File to translate, plain or packed, instead of the test set of the run."
-)
-_TARGET = command_flags.define_path("target", None, "Reference translations of --source.")
-_FILE = command_flags.define_path(
-    "file",
-    None,
-    "One file with both sides, as --test_file of train, instead of --source and --target.",
-)
+_TEST_SET = TestSetFlags.define()
 _OUTPUT = command_flags.define_path("output", None, "Write the translations to this file.")
 _EACH = command_flags.define_path(
     "each", None, "Write the scores of each sentence to this file, tab-separated."
@@ -63,14 +49,6 @@ _JSON = flags.DEFINE_boolean(
     "(as of `cat average.*`) and of the test set, settings of model, training and search, updates "
     "and tokens seen, versions, machine.",
 )
-_BATCH_SIZE = flags.DEFINE_integer(
-    "batch_size",
-    64,
-    "Sentences translated at once; fewer with more than 4 hypotheses a sentence, so that memory is "
-    "about the same.",
-    lower_bound=1,
-)
-_SECONDS_BETWEEN_REPORTS = 10.0  # of progress
 command_flags.define_flags(SearchConfig)
 command_flags.define_task_options()
 
@@ -79,10 +57,7 @@ def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     if [_RUN_DIR.value, _MODEL.value, _ANSWERS.value].count(None) != 2:
         raise InputError("give --run_dir, --model or --answers, one of the three")
-    if (_SOURCE.value is None) != (_TARGET.value is None):
-        raise InputError("--source and --target must be given together; one is missing")
-    if None not in (_SOURCE.value, _FILE.value):
-        raise InputError("--file cannot be combined with --source and --target; remove one")
+    _TEST_SET.check()
     _reject_unused_flags()
     common.check_model_flags()
     common.check_outputs([_OUTPUT, _EACH])
@@ -114,7 +89,7 @@ def main(arguments: list[str]) -> None:
         intervals = task.intervals(outputs, text.target, text.source)
         record = {**metrics, **n_best_scores, "intervals_95": intervals}
         record |= {"sentences": len(outputs), **made_by}
-        print(json.dumps(record | {"test_set_sha256": _digest(text.source, text.target)}))
+        print(json.dumps(record | {"test_set_sha256": digest(text)}))
         return
     checkpoint = {"checkpoint": made_by["checkpoint"]} if made_by else {}
     shown = {**checkpoint, "sentences": f"{len(outputs):,}", **task.report(metrics)}
@@ -156,10 +131,10 @@ def _answer(run_dirs: str, given: dict[str, Any]) -> "Evaluated":
             f"--{name} is fixed at training; the run has {getattr(configs.task, name)}; remove it"
         )
     task = configs.task.replace(**options)
-    text = _read_pairs(task) or read_test_text(configs.corpora, task=task)
+    text = _TEST_SET.read(task) or read_test_text(configs.corpora, task=task)
     search = configs._replace(task=task).search_config(given)
     translator = Translator(*common.load_translator(found), search, task=task)
-    results = _translate(translator.with_cached_projection(), list(text.source))
+    results = _TEST_SET.translate(translator, text.source)
     n_best = []
     for best, source in zip(results, text.source, strict=True):
         texts = list(map(str, (best, *best.alternatives)))
@@ -180,44 +155,11 @@ def _answer(run_dirs: str, given: dict[str, Any]) -> "Evaluated":
     return task, text, n_best, made_by
 
 
-def _digest(*sides: Sequence[str]) -> str:
-    """Returns the SHA-256 of a test set's sentences and references, a line each."""
-    lines = "".join(f"{line}\n" for side in sides for line in side)
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _translate(translator: "Translator", sentences: list[str]) -> list[Translation]:
-    """Translates sentences of similar length together, the longest first; reports progress."""
-    search = translator.search
-    hypotheses = search.num_translations if search.method == "sampling" else search.beam_size
-    batch_size = max(1, min(_BATCH_SIZE.value, 4 * _BATCH_SIZE.value // hypotheses))
-    lengths = [len(sentence.encode()) for sentence in sentences]
-    batches = batches_by_length(lengths, batch_size * num_cores())  # a core takes a batch
-    translator.batch_size = batch_size
-    translations: list[list[Translation]] = []
-    remarks = common.LineRemarks()
-    start = last_report = time.monotonic()
-    num_done = length_done = 0
-    for batch in batches:
-        with remarks.collected([row + 1 for row in batch]):
-            translations.append(translator.translate([sentences[row] for row in batch]))
-        num_done += len(batch)
-        length_done += sum(lengths[row] for row in batch)
-        now = time.monotonic()
-        if now - last_report >= _SECONDS_BETWEEN_REPORTS and num_done < len(sentences):
-            last_report = now
-            seconds_left = (now - start) * (sum(lengths) / max(length_done, 1) - 1)
-            progress = f"Translated {num_done:,} of {len(sentences):,} sentences"
-            print(f"{progress}; about {seconds_left:.0f} s left", file=sys.stderr)
-    remarks.report()
-    return in_row_order(batches, translations)
-
-
 def _read_answers(path: str) -> "Evaluated":
     """Reads the outputs in a file, and their references."""
     options = get_task(_TASK.value)
     task = options(**command_flags.given_flags(options))
-    text = _read_pairs(task)
+    text = _TEST_SET.read(task)
     if text is None:
         raise InputError("--answers needs references: give --source and --target, or --file")
     answers = task.read_answers(path)
@@ -226,18 +168,3 @@ def _read_answers(path: str) -> "Evaluated":
             f"{path} has {len(answers):,} outputs for {len(text.source):,} sentences; give one each"
         )
     return task, text, [[answer] for answer in answers], {}
-
-
-def _read_pairs(task: Task) -> "ParallelText | None":
-    """Returns the sentences and references that the flags name, if any."""
-    from keras_transformer.data import ParallelText, read_parallel
-
-    if _SOURCE.value is not None and _TARGET.value is not None:
-        text, names = read_parallel(_SOURCE.value, _TARGET.value), _SOURCE.value
-    elif _FILE.value is not None:
-        text, names = ParallelText.from_pairs(task.read_file(_FILE.value)), _FILE.value
-    else:
-        return None
-    if not text.source:
-        raise InputError(f"there is no sentence to evaluate on in {names}; give a larger text")
-    return text

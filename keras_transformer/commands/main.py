@@ -20,11 +20,12 @@ from keras_transformer.commands.command_flags import define_standard_flags, pars
 from keras_transformer.errors import BatchesInProgressError, InputError
 from keras_transformer.files import local_path
 
-_WITHOUT_ONE_DNN = ("evaluate", "explore", "translate")  # see `load_tensorflow`
+_WITHOUT_ONE_DNN = ("compare", "evaluate", "explore", "translate")  # see `load_tensorflow`
 COMMANDS = {
     "train": "train a model, or resume a run",
     "translate": "translate files or standard input with a run or an exported model",
     "evaluate": "translate a test set and compute its metrics",
+    "compare": "compare runs on one test set: scores, significance, cost",
     "export": "export a model as a SavedModel, for CTranslate2 or for transformers",
     "serve_client": "translate with a model server",
     "import_model": "make a run of a model that another toolkit trained",

@@ -295,6 +295,25 @@ class Task(JsonConfig, abc.ABC):
         pairs = zip(n_best, references, strict=True)
         return {"exact_match": sum(reference in list_ for list_, reference in pairs) / len(n_best)}
 
+    def compare(
+        self,
+        systems: Mapping[str, Sequence[str]],
+        references: Sequence[str],
+        sources: Sequence[str],
+    ) -> dict[str, dict[str, Any]]:
+        """Compares the outputs of several systems with the same references.
+
+        Args:
+            systems: outputs by the name of the system; the first is the baseline.
+            references, sources: as `evaluate` takes them.
+
+        Returns:
+            What `evaluate` returns of each, and what a task measures of pairs of systems.
+        """
+        return {
+            name: self.evaluate(outputs, references, sources) for name, outputs in systems.items()
+        }
+
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns what `evaluate` returned as text for people, by label."""
         return {

@@ -2,11 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from keras_transformer.config import option
 from keras_transformer.files import Path
 from keras_transformer.tasks.task import Metric, Task, register_task, share_equal
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
 
 @register_task
@@ -55,12 +59,8 @@ class TranslationTask(Task):
         tokens of the translations by those of the references, and "exact_match" in 0..1. "bleu" is
         None if no translation has the four words that BLEU needs.
         """
-        from sacrebleu.metrics.bleu import BLEU
-        from sacrebleu.metrics.chrf import CHRF
-
         references = self.postprocess(references, sources)
-        bleu = BLEU(lowercase=self.bleu_lowercase, tokenize=self.bleu_tokenize, force=True)
-        chrf = CHRF()
+        bleu, chrf = self._metrics()
         result = bleu.corpus_score(outputs, [references])
         has_four_words = result.totals[-1] > 0
         return {
@@ -76,13 +76,46 @@ class TranslationTask(Task):
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> dict[str, dict[str, float]]:
         """Returns the 95 % interval of "bleu", by sacreBLEU's bootstrap of 1,000 samples."""
-        from sacrebleu.metrics.bleu import BLEU
-
         references = self.postprocess(references, sources)
-        bleu = BLEU(lowercase=self.bleu_lowercase, tokenize=self.bleu_tokenize, force=True)
+        bleu, _ = self._metrics()
         result = bleu.corpus_score(outputs, [references], n_bootstrap=1000)
         mean, half_width = result._mean, result._ci
         return {"bleu": {"low": mean - half_width, "high": mean + half_width}}
+
+    def _metrics(self) -> tuple["BLEU", "CHRF"]:
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
+
+        bleu = BLEU(lowercase=self.bleu_lowercase, tokenize=self.bleu_tokenize, force=True)
+        return bleu, CHRF()
+
+    def compare(
+        self,
+        systems: Mapping[str, Sequence[str]],
+        references: Sequence[str],
+        sources: Sequence[str],
+    ) -> dict[str, dict[str, Any]]:
+        """Returns the metrics of each system, with sacreBLEU's paired bootstrap (Koehn 2004).
+
+        "bleu_p" and "chrf_p" are the p-values of the difference from the first system, None for
+        that itself; "bleu_interval" and "chrf_interval" are half of the 95 % confidence intervals.
+        """
+        from sacrebleu.significance import PairedTest
+
+        results = super().compare(systems, references, sources)
+        joined = [self.postprocess(references, sources)]
+        bleu, chrf = self._metrics()
+        test = PairedTest(list(systems.items()), {"bleu": bleu, "chrf": chrf}, joined, "bs")
+        signatures, scores = test()
+        for name, label in zip(("bleu", "chrf"), signatures, strict=True):
+            tested: list[Any] = scores[label]
+            for system, result in zip(systems, tested, strict=True):
+                results[system] |= {
+                    f"{name}_interval": float(result.ci),
+                    f"{name}_p": None if result.p_value is None else float(result.p_value),
+                    f"{name}_signature": str(signatures[label]),
+                }
+        return results
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns the metrics with their signatures, by label."""

@@ -88,7 +88,7 @@ def run_page(monkeypatch, call, capsys):
             stdin = files["<"].read_bytes()
         if script == "train":
             arguments += short.split()
-        elif script in ("evaluate", "export") and short and "--answers" not in line:
+        elif script in ("compare", "evaluate", "export") and short and "--answers" not in line:
             arguments.append("--max_extra_length=5")
         if script == "export" and "--format" not in line:  # generated text takes minutes
             pathlib.Path("warm_up.en").write_text("The dog hears a big wolf.\n")

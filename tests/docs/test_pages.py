@@ -78,7 +78,7 @@ def server(free_ports):
 @pytest.mark.parametrize(
     "page",
     ["tutorials/fine_tune", "guides/formats", "guides/constraints", "guides/inspect",
-     "guides/training", "guides/architectures", "guides/data"],
+     "guides/training", "guides/architectures", "guides/data", "guides/compare"],
 )  # fmt: skip
 def test_pages_about_a_trained_run(trained, run_page, page):
     run_page(f"docs/{page}.md", trained, _SMALL_AND_SHORT if page == "guides/data" else "")

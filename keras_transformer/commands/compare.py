@@ -1,0 +1,162 @@
+"""Compares runs on one test set: scores, paired bootstrap, length ratio, cost of training.
+
+keras-transformer compare runs/baseline runs/variant
+keras-transformer compare runs/a runs/b/checkpoints/step-4000 --source=test.en --target=test.de
+
+An argument is a run, whose checkpoint is the average or else the latest, or one of its checkpoints.
+Columns p are sacreBLEU's paired bootstrap: how likely a difference from the first run this large is
+by chance in the choice of the test sentences. They do not cover the choice of the seed.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from keras_transformer.commands import command_flags, common
+from keras_transformer.commands.test_set import TestSetFlags, digest
+from keras_transformer.config import SearchConfig, check_options
+from keras_transformer.errors import InputError
+from keras_transformer.host import machine, package_versions
+from keras_transformer.tasks import Task
+
+if TYPE_CHECKING:
+    from keras_transformer.data import ParallelText
+    from keras_transformer.training import RunDirectory
+
+    Runs = dict[str, tuple[RunDirectory, str]]  # each with the full name of a checkpoint
+
+_TEST_SET = TestSetFlags.define()
+_JSON = flags.DEFINE_boolean(
+    "json", False, "Print one JSON object with all values, the test set's SHA-256 and versions."
+)
+command_flags.define_flags(SearchConfig)
+command_flags.define_task_options()
+
+_Record = dict[str, Any]
+
+
+def main(arguments: list[str]) -> None:
+    if len(set(arguments)) < 2 or len(set(arguments)) < len(arguments):
+        raise InputError("name two or more different runs, for example: compare runs/a runs/b")
+    _TEST_SET.check()
+    given = command_flags.given_flags(SearchConfig)
+    check_options(given)  # reports a wrong value before loading
+    common.load_tensorflow(one_dnn=False)
+    runs = _find_runs(arguments)
+    task = _task(runs)
+    text = _TEST_SET.read(task) or _shared_test_set(runs, task)
+    records, outputs = {}, {}
+    for name, (run, checkpoint) in runs.items():
+        records[name], outputs[name] = _translate(run, checkpoint, task, text, given)
+    for name, scores in task.compare(outputs, text.target, text.source).items():
+        records[name] |= scores
+    if _JSON.value:
+        print(
+            json.dumps(
+                {
+                    "baseline": arguments[0],
+                    "runs": records,
+                    "sentences": len(text.source),
+                    "test_set_sha256": digest(text),
+                    "versions": package_versions(),
+                    "machine": machine(),
+                }
+            )
+        )
+        return
+    _print_table(records, task)
+
+
+def _find_runs(paths: list[str]) -> "Runs":
+    from keras_transformer.training import RunDirectory
+
+    runs = {}
+    for path in paths:
+        run, checkpoint = RunDirectory.of_checkpoint(path)
+        run.configs()  # raises where there is no run
+        runs[path] = run, run.checkpoints().find(checkpoint)
+    return runs
+
+
+def _task(runs: "Runs") -> Task:
+    """Returns the task of the runs; `InputError` if they measure differently."""
+    tasks = {name: run.configs().task for name, (run, _) in runs.items()}
+    (first, task), *others = tasks.items()
+    changes = command_flags.given_flags(type(task))
+    for name, other in others:
+        if type(other) is not type(task):
+            raise InputError(f"{first} is of task {task.name}, and {name} of task {other.name}")
+        for option, value in other.to_dict().items():
+            if option not in changes and value != getattr(task, option):
+                raise InputError(
+                    f"{option} is {getattr(task, option)} in {first} and {value} in {name}; give "
+                    f"--{option}"
+                )
+    return task.replace(**changes)
+
+
+def _shared_test_set(runs: "Runs", task: Task) -> "ParallelText":
+    """Returns the test set that all runs name."""
+    from keras_transformer.training.prepare import read_test_text
+
+    texts = {name: read_test_text(run.configs().corpora, task) for name, (run, _) in runs.items()}
+    (first, text), *others = texts.items()
+    for name, other in others:
+        if digest(other) != digest(text):
+            raise InputError(
+                f"the test sets of {first} and {name} differ; give --source and --target"
+            )
+    return text
+
+
+def _translate(
+    run: "RunDirectory", checkpoint: str, task: Task, text: "ParallelText", given: _Record
+) -> tuple[_Record, list[str]]:
+    """Returns what made a run's outputs, and the outputs."""
+    from keras_transformer.inference import Translator
+    from keras_transformer.training.metrics import training_cost
+
+    search = run.configs()._replace(task=task).search_config(given)
+    model, source, target = common.load_translator([(run, checkpoint)])
+    translator = Translator(model, source, target, search, task=task)
+    results = _TEST_SET.translate(translator, text.source)
+    outputs = task.postprocess([best.text for best in results], text.source)
+    record = {
+        "checkpoint": checkpoint,
+        "checkpoint_sha256": run.checkpoints().digest(checkpoint),
+        "parameters": int(model.count_params()),
+        "cost": training_cost(run.metrics_path, checkpoint),
+        "search": search.to_dict(),
+    }
+    return record, outputs
+
+
+def _print_table(records: dict[str, _Record], task: Task) -> None:
+    header = ["run", "checkpoint", "parameters", "updates", "target tokens", "FLOPs"]
+    is_translation = task.name == "translation"
+    header += ["BLEU", "p", "chrF", "p", "length"] if is_translation else [task.metric.label]
+    rows = [header]
+    for name, record in records.items():
+        cost = record["cost"]
+        row = [name, record["checkpoint"], f"{record['parameters']:,}"]
+        row += [f"{cost['step']:,.0f}", f"{cost['target_tokens']:,.0f}"] if cost else ["-", "-"]
+        row.append(f"{cost['flops']:.2e}" if cost else "-")
+        if is_translation:
+            for metric in ("bleu", "chrf"):
+                value, interval = record[metric], record[f"{metric}_interval"]
+                p_value = record[f"{metric}_p"]
+                row.append("undefined" if value is None else f"{value:.2f} ± {interval:.2f}")
+                row.append("-" if p_value is None else f"{p_value:.3f}")
+            row.append(f"{record['length_ratio']:.3f}")
+        else:
+            row.append(f"{record[task.metric.name]:.4g}")
+        rows.append(row)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print(
+            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+    if is_translation:
+        print(f"p: of the difference from {rows[1][0]}; ±: 95 % confidence, both by bootstrap")
+        print(next(iter(records.values()))["bleu_signature"])

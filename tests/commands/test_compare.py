@@ -1,0 +1,69 @@
+"""The command compare: runs on one test set, each at its own checkpoint."""
+
+import json
+import shutil
+
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.significance import PairedTest
+
+from keras_transformer.inference import BatchTranslator
+from keras_transformer.training import RunDirectory
+
+
+@pytest.fixture
+def compare(call, share_translators):
+    return lambda *arguments: call("compare.py", *arguments)
+
+
+def test_scores_significance_and_cost_of_each_run(compare, evaluate, run_dir, texts, tmp_path):
+    early = f"{run_dir}/checkpoints/step-150"
+    result = compare(run_dir, early, "--json", "--bleu_tokenize=char")
+    assert (result.code, result.err) == (0, "")
+    record = json.loads(result.out)
+    assert (record["baseline"], record["sentences"]) == (str(run_dir), 12)
+    assert [run["checkpoint"] for run in record["runs"].values()] == ["average", "step-150"]
+    assert [run["cost"]["step"] for run in record["runs"].values()] == [300, 150]
+    outputs = {}
+    for name, checkpoint in ((str(run_dir), "average"), (early, "150")):
+        flags = (f"--checkpoint={checkpoint}", f"--output={tmp_path}/out", "--bleu_tokenize=char")
+        alone = json.loads(evaluate("--json", *flags).out)
+        outputs[name] = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
+        run = record["runs"][name]
+        assert (run["bleu"], run["chrf"]) == (alone["bleu"], alone["chrf"])
+        assert run["checkpoint_sha256"] == alone["checkpoint_sha256"][0]
+    references = [(texts / "test.xx").read_text(encoding="utf-8").splitlines()]
+    bleu = BLEU(tokenize="char", force=True)
+    _, expected = PairedTest(list(outputs.items()), {"bleu": bleu}, references, "bs")()
+    first, second = record["runs"].values()
+    assert (first["bleu_p"], second["bleu_p"]) == (None, expected["BLEU"][1].p_value)
+    assert second["length_ratio"] == bleu.corpus_score(outputs[early], references).ratio
+
+
+def test_table_has_a_row_for_each_run(compare, run_dir, texts):
+    files = (f"--source={texts}/dev.en", f"--target={texts}/dev.xx")
+    result = compare(run_dir, f"{run_dir}/checkpoints/step-300", *files)
+    assert (result.code, result.err) == (0, "")
+    header, first, second, *notes = result.out.splitlines()
+    assert header.split()[:3] == ["run", "checkpoint", "parameters"]
+    assert first.split()[:2] == [str(run_dir), "average"]
+    assert second.split()[1] == "step-300"
+    assert notes[0].startswith(f"p: of the difference from {run_dir}")
+
+
+def test_runs_that_cannot_be_compared_are_reported(
+    compare, refused, run_dir, texts, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(BatchTranslator, "translate", None)  # rejected before
+    refused(compare(run_dir), "name two or more different runs")
+    refused(compare(run_dir, run_dir), "name two or more different runs")
+    refused(compare(run_dir, tmp_path), "no training run in")
+    other = shutil.copytree(run_dir, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["data"]["test_source"] = config["data"]["test_target"]
+    (other / "config.json").write_text(json.dumps(config))
+    refused(compare(run_dir, other), "differ; give --source and --target")
+    config["task"]["bleu_lowercase"] = True
+    (other / "config.json").write_text(json.dumps(config))
+    assert RunDirectory(other).configs().task.bleu_lowercase
+    refused(compare(run_dir, other), "bleu_lowercase is False in", "give --bleu_lowercase")
