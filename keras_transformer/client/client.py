@@ -321,7 +321,7 @@ class Client(SentenceTranslator):
         raise failure
 
     def _explained(self, failure: RequestError, rows: Sequence[int] = ()) -> ServingError:
-        """Returns the error that tells why a request of some rows failed, and how to fix it."""
+        """Returns an error with the reason why a request failed, and how to fix it."""
         details = textwrap.shorten(failure.details, 300) or failure.code
         if failure.code in _MESSAGES:
             security = "over TLS with these certificates" if self._tls else "without TLS"
@@ -341,7 +341,7 @@ class Client(SentenceTranslator):
         return ServingError(message, failure.code, rows)
 
     def _explain_model(self, code: str) -> str | None:
-        """Returns what the server lacks of the requested model; None where it has all."""
+        """Returns the reason why the server cannot serve the model; None if it can."""
         name, version, _ = self._model
         try:
             versions = self._transport.versions(name, _STATUS_TIMEOUT_S)
@@ -349,7 +349,7 @@ class Client(SentenceTranslator):
             if failure.code != "NOT_FOUND":
                 return None
             return f"has no model {name!r}; give the name that it was started with"
-        if code != "NOT_FOUND" and any(each.state == "AVAILABLE" for each in versions):
+        if code != "NOT_FOUND" and any(status.state == "AVAILABLE" for status in versions):
             return None
         requested = "" if version is None else f" version {version} of"
         states = "; ".join(
@@ -372,20 +372,20 @@ def _connect(
     address: str, protocol: str, tls: bool, certificates: Certificates, headers: Mapping[str, str]
 ) -> Transport:
     """Returns a connection; a server that is down shows at the first request only."""
-    found = re.fullmatch(r"(dns://[^/\s]*/)?\[?([\w.:%-]+)\]?:([0-9]+)", address)
-    if found is None or not 0 < int(found[3]) < 65536:
+    parts = re.fullmatch(r"(dns://[^/\s]*/)?\[?([\w.:%-]+)\]?:([0-9]+)", address)
+    if parts is None or not 0 < int(parts[3]) < 65536:
         raise InputError(
             f"the address of a model server must be host:port, such as localhost:8500, or over "
             f"gRPC dns:///host:port, got {address!r}"
         )
-    host, port = f"[{found[2]}]" if ":" in found[2] else found[2], int(found[3])
+    host, port = f"[{parts[2]}]" if ":" in parts[2] else parts[2], int(parts[3])
     if not tls and any(certificates):
         raise InputError("certificates and tls_server_name need TLS; turn on tls, or remove them")
-    is_resolved_here = found[1] in (None, "dns:///")  # only then is localhost this machine
+    is_resolved_here = parts[1] in (None, "dns:///")  # only then is localhost this machine
     headers = check_headers(headers, host if is_resolved_here else address, tls)
     connection = (host, port, certificates if tls else None, headers)
     if protocol == "rest":
-        if found[1]:
+        if parts[1]:
             raise InputError(f"the address {address} is for gRPC, and protocol is rest")
         with needs_extra("client"):
             from keras_transformer.client.rest import RestTransport
@@ -399,4 +399,4 @@ def _connect(
             f"protocol grpc needs the package {error.name}; run pip install '.[serving]' in the "
             "clone of keras_transformer, or use protocol rest"
         ) from error
-    return GrpcTransport(*connection, resolver=found[1] or "")
+    return GrpcTransport(*connection, resolver=parts[1] or "")

@@ -84,7 +84,7 @@ class GrpcTransport:
             tensor = tf.make_tensor_proto(values, types_pb2.DataType.Value(dtype))
             request.inputs[name].CopyFrom(tensor)
         outputs = self._call(self._predictions.Predict, request, timeout_s).outputs
-        return {name: _decode(tf.make_ndarray(each).tolist()) for name, each in outputs.items()}
+        return {name: _decode(tf.make_ndarray(value).tolist()) for name, value in outputs.items()}
 
     def signatures(self, model: ModelName, timeout_s: float) -> dict[str, dict[str, str]]:
         request = get_model_metadata_pb2.GetModelMetadataRequest(

@@ -83,8 +83,10 @@ class RestTransport:
         answer = self._request("GET", _path(ModelName(name)), timeout_s)
         try:
             return [
-                VersionStatus(int(each["version"]), each["state"], each["status"]["error_message"])
-                for each in answer["model_version_status"]
+                VersionStatus(
+                    int(entry["version"]), entry["state"], entry["status"]["error_message"]
+                )
+                for entry in answer["model_version_status"]
             ]
         except (KeyError, TypeError, ValueError) as error:
             raise RequestError("UNIMPLEMENTED", "its status names no versions") from error

@@ -112,6 +112,7 @@ def test_tls_mismatch_is_reported(model, protocol, serve, connect):
         ({"client_certificate": "client.pem", "client_key": "encrypted.key"}, "key unencrypted"),
     ],
 )
+@pytest.mark.parametrize("protocol", ["grpc"])  # which alone would report it at the first request
 def test_invalid_certificate_files_are_rejected(certificates, protocol, files, message):
     (certificates / "text.pem").write_text("no certificate")
     paths = {name: certificates / file for name, file in files.items()}

@@ -86,8 +86,6 @@ def test_pages_about_a_trained_run(trained, run_page, page):
 
 @slow
 def test_serving(trained, run_page, server):
-    if not list((ROOT / "keras_transformer").glob("pretrained/en-de*")):
-        pytest.skip("needs the model en-de in the package")
     run_page("docs/tutorials/serve.md", trained, **server)
     run_page("docs/guides/serving.md", trained, **server)
     run_page("docs/guides/search.md", trained, **server)
