@@ -20,16 +20,24 @@ from keras_transformer.client import client as client_module
 from keras_transformer.client.transport import ModelName, RequestError
 from keras_transformer.sentences import InputValues
 
+over_both = pytest.mark.parametrize("protocol", list(SERVE))
 
-@pytest.fixture(params=list(SERVE))
-def serve(request, model):
-    with SERVE[request.param](model) as address, contextlib.ExitStack() as clients:
+
+@pytest.fixture
+def protocol():
+    """REST; tests in which the transport decides are `over_both`."""
+    return "rest"
+
+
+@pytest.fixture
+def serve(protocol, model):
+    with SERVE[protocol](model) as address, contextlib.ExitStack() as clients:
 
         def connect(**options):
-            client = Client(address, **({"protocol": request.param} | options))
+            client = Client(address, **({"protocol": protocol} | options))
             return clients.enter_context(client)
 
-        connect.address, connect.protocol = address, request.param
+        connect.address = address
         yield connect
 
 
@@ -57,6 +65,7 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
+@over_both
 def test_translate_returns_texts_and_scores(serve, model):
     text = "木 ☃ \"' \\ \t"
     expected = [Translation("TWO TREES", -9.0), Translation(text, -10.0)]
@@ -100,6 +109,7 @@ def test_calls_of_several_threads_share_the_requests_in_flight(serve, model):
     assert model.most_at_once == 3
 
 
+@over_both
 def test_options_reach_their_sentences(serve, model):
     serve(batch_size=2).translate(
         ["a", "long sentence", "middle"],
@@ -164,7 +174,7 @@ def test_invalid_options_and_sentences_send_nothing(serve, model, options, messa
         ("score", "is_cut", "1 of 2 sentences: the translation is longer than the model"),
     ],
 )
-def test_what_the_model_cuts_or_ignores_is_a_warning(serve, model, method, name, message):
+def test_truncated_text_and_ignored_options_are_warned_about(serve, model, method, name, message):
     answers = {
         "translate": {"translations": [["A"], ["B"]], "scores": [[-1.0]] * 2},
         "score": {"scores": [-1.0] * 2, "token_scores": [[-1.0]] * 2, "lengths": [1, 1]},
@@ -176,6 +186,7 @@ def test_what_the_model_cuts_or_ignores_is_a_warning(serve, model, method, name,
     assert found[0].filename == __file__
 
 
+@over_both
 def test_details_are_returned(serve, model):
     """Each word attends to its own place; the second row has padding."""
 
@@ -198,6 +209,7 @@ def test_details_are_returned(serve, model):
     assert (first.source_cut, first.output_cut) == (blank.output_cut, blank.source_cut)
 
 
+@over_both
 def test_version_label_and_name_are_requested(serve, model):
     model.name = "größe 1/2"
     model.versions[2] = lambda *_: {"translations": [["two"]], "scores": [[0.0]]}
@@ -218,29 +230,37 @@ _TYPES = (
 )
 
 
+@over_both
 @pytest.mark.parametrize(
-    ("code", "message", "is_retried"),
+    ("code", "message"),
     [
-        ("UNAVAILABLE", "busy", True),
-        ("RESOURCE_EXHAUSTED", "the queue is full", True),
-        ("FAILED_PRECONDITION", _SHAPES, True),
-        ("INTERNAL", _TYPES, True),
-        ("INVALID_ARGUMENT", 'it\'s "wrong": ' + "x" * 1000, False),
-        ("INTERNAL", "a fault", False),
+        ("UNAVAILABLE", "busy"),
+        ("RESOURCE_EXHAUSTED", "the queue is full"),
+        ("FAILED_PRECONDITION", _SHAPES),
+        ("INTERNAL", _TYPES),
     ],
 )
-def test_only_transient_failures_are_retried(serve, model, no_pause, code, message, is_retried):
+def test_transient_failures_are_retried(serve, model, no_pause, code, message):
     model.faults = [FaultError(code, message)] * 2
     text = "x" * 1_000_000  # gRPC's own retries have a limit of 256 KiB
-    if is_retried:
-        assert serve(retries=2).translate(text).text == text.upper()
-        assert len(model.requests) == 3
-        model.faults = [FaultError(code, message)] * 9
-        model.requests.clear()
-    error = refusal(serve(retries=1).translate, [text])
-    assert len(model.requests) == 1 + is_retried
+    assert serve(retries=2).translate(text).text == text.upper()
+    assert len(model.requests) == 3
+    model.faults = [FaultError(code, message)] * 2
+    error = refusal(serve(retries=1).translate, "a")
     assert error.code in (code, "INVALID_ARGUMENT")  # HTTP has one status for several codes
-    assert f"{serve.protocol} server at {serve.address}" in str(error)
+    assert len(model.requests) == 5
+
+
+@over_both
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [("INVALID_ARGUMENT", 'it\'s "wrong": ' + "x" * 1000), ("INTERNAL", "a fault")],
+)
+def test_other_failures_are_reported_at_once(serve, model, protocol, code, message):
+    model.faults = [FaultError(code, message)] * 2
+    error = refusal(serve(retries=1).translate, "a")
+    assert (len(model.requests), error.code) == (1, code)
+    assert f"{protocol} server at {serve.address}" in str(error)
     assert message[:12] in str(error) and len(str(error)) < 500
 
 
@@ -313,6 +333,7 @@ def test_pauses_double_within_the_timeout(serve, model):
     assert re.search(r"busy; tried for [01]\.\d s\. Is it running", str(error))
 
 
+@over_both
 def test_slow_server_exceeds_the_deadline(serve, model):
     model.may_answer.clear()
     error = refusal(serve(timeout_s=0.2).translate, ["a"])
@@ -431,25 +452,37 @@ def test_server_that_is_down_is_named_and_waited_for(model, free_ports, protocol
             assert answer.result(60)[0].text == "A"
 
 
-def test_what_the_server_lacks_is_reported(serve, model):
-    for call in (serve(model="other").status, lambda: serve(model="other").translate(["a"])):
+@over_both
+def test_unknown_model_is_named(serve):
+    for call in (serve(model="other").status, lambda: serve(model="other").translate("a")):
         error = refusal(call)
         assert error.code == "NOT_FOUND"
         assert f"server at {serve.address} has no model 'other'; give the name" in str(error)
+
+
+@over_both
+def test_version_that_is_not_served_is_named_with_those_that_are(serve, model):
     model.states[2] = ("END", "out of memory")
-    error = refusal(serve(version=7).translate, ["a"])
+    error = refusal(serve(version=7).translate, "a")
     assert "does not serve version 7 of model 'translator'" in str(error)
     assert "version 1 is AVAILABLE; version 2 is END (out of memory)" in str(error)
+
+
+def test_model_that_is_loading_is_named(serve, model):
+    model.states = {1: ("LOADING", "")}
+    error = refusal(serve().translate, "a")
+    assert "does not serve model 'translator': version 1 is LOADING" in str(error)
+
+
+@over_both
+def test_missing_signature_and_outputs_are_named(serve, model):
     del model.signatures["translate_options"], model.signatures["score"]
     with pytest.raises(InputError, match=r"has no option prefix .* it has none"):
-        serve().translate(["a"], prefix="b")
+        serve().translate("a", prefix="b")
     with pytest.raises(InputError, match="export it again with --details"):
-        serve().translate(["one"], details=True)
+        serve().translate("one", details=True)
     error = refusal(serve().score, ["a"], ["b"])
     assert 'rejects a request of 1 sentence: Serving signature name: "score"' in str(error)
-    model.states = {1: ("LOADING", "")}
-    error = refusal(serve().translate, ["a"])
-    assert "does not serve model 'translator': version 1 is LOADING" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -466,8 +499,6 @@ def test_what_the_server_lacks_is_reported(serve, model):
     ids=repr,
 )
 def test_answers_of_other_models_are_rejected(serve, model, outputs):
-    if serve.protocol == "grpc" and ("ud800" in repr(outputs) or "0" * 400 in repr(outputs)):
-        pytest.skip("gRPC's tensors cannot hold it")
     model.versions[1] = lambda *_: outputs
     error = refusal(serve().translate, ["a"])
     assert "of model 'translator'" in str(error) and "is not that of a translator" in str(error)
@@ -481,6 +512,7 @@ def test_port_of_other_protocol_is_recognized(model, no_pause, protocol, other):
         assert "the protocol that it speaks" in str(error) or "the port of that" in str(error)
 
 
+@over_both
 def test_closed_client_rejects_calls_and_ends_running_ones(serve, model):
     message = "the client is closed; make another one"
     model.may_answer.clear()
