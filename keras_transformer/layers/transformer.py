@@ -175,9 +175,14 @@ class TransformerLayer(ReturnsScores, Layer):
         dropout: rate on the output of each sub-layer.
         norm_position: "post" or "pre", where the norms stand.
         norm_form, norm_epsilon: see `LayerNormalization`.
+
+    Attributes:
+        feed_forward_class, norm_class: the sub-layers, for subclasses to replace.
     """
 
     has_cross_attention = False
+    feed_forward_class: type[FeedForward] = FeedForward
+    norm_class: type[LayerNormalization] = LayerNormalization
 
     def __init__(
         self,
@@ -219,12 +224,12 @@ class TransformerLayer(ReturnsScores, Layer):
             if attention_window is None
             else WindowedSelfAttention(window=attention_window, **of_self)
         )
-        norm = functools.partial(LayerNormalization, norm_epsilon, norm_form, dtype=dtype)
+        norm = functools.partial(self.norm_class, norm_epsilon, norm_form, dtype=dtype)
         self.self_attention_norm = norm(name="self_attention_norm")
         if self.has_cross_attention:
             self.cross_attention = CrossAttention(**attention, name="cross_attention")
             self.cross_attention_norm = norm(name="cross_attention_norm")
-        self.feed_forward = FeedForward(
+        self.feed_forward = self.feed_forward_class(
             feed_forward_dim, feed_forward_dropout, activation, name="feed_forward", dtype=dtype
         )
         self.feed_forward_norm = norm(name="feed_forward_norm")
@@ -424,7 +429,7 @@ class TransformerStack(ReturnsScores, Layer):
             for index in range(num_layers)
         ]
         self.window: int | None = layer_options.get("attention_window")
-        self.final_norm = final_norm(layer_options, self.dtype_policy)
+        self.final_norm = final_norm(layer_options, self.dtype_policy, self.layer_class.norm_class)
 
     def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
         for layer in self.layers:
@@ -437,13 +442,17 @@ class TransformerStack(ReturnsScores, Layer):
         return tuple(map(list, zip(*of_layers, strict=True)))
 
 
-def final_norm(layer_options: dict[str, Any], dtype: Any) -> LayerNormalization | None:
+def final_norm(
+    layer_options: dict[str, Any],
+    dtype: Any,
+    norm_class: type[LayerNormalization] = LayerNormalization,
+) -> LayerNormalization | None:
     """Returns the norm that ends a pre-norm stack, or None for a post-norm one."""
     if layer_options.get("norm_position", "post") == "post":
         return None
     epsilon = layer_options.get("norm_epsilon", 1e-6)
     form = layer_options.get("norm_form", "variance")
-    return LayerNormalization(epsilon, form, name="final_norm", dtype=dtype)
+    return norm_class(epsilon, form, name="final_norm", dtype=dtype)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

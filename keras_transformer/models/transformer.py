@@ -158,9 +158,14 @@ class Transformer(TransformerModel):
         >>> ids = np.array([[5, 6, 7, 3]])
         >>> model({"source": ids, "target": ids}).shape
         TensorShape([1, 4, 100])
+
+    Attributes:
+        encoder_class, decoder_class: the stacks, for subclasses to replace.
     """
 
     config: TransformerConfig
+    encoder_class: type[Encoder] = Encoder
+    decoder_class: type[Decoder] = Decoder
 
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -176,13 +181,13 @@ class Transformer(TransformerModel):
                 for name in ("source_norm", "target_norm")
             )
         options = layer_options(config) | {"dtype": self.dtype_policy}
-        self.encoder = Encoder(
+        self.encoder = self.encoder_class(
             num_layers=config.num_layers,
             attention_window=config.encoder_attention_window,
             **options,
             name="encoder",
         )
-        self.decoder = Decoder(
+        self.decoder = self.decoder_class(
             num_layers=config.decoder_layers or config.num_layers,
             attention_window=config.decoder_attention_window,
             **options,
