@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_transformer import Constraint, Transformer, TransformerConfig, beam_search
-from keras_transformer.search import OpenHypotheses, forbid_ids
+from keras_transformer.search import OpenHypotheses
 
 
 class NoTokenTwice(Constraint):
@@ -19,10 +19,9 @@ class NoTokenTwice(Constraint):
 
     inputs = ()  # the same rule for all sentences
 
-    def forbid(self, logits: tf.Tensor, hypotheses: OpenHypotheses) -> tf.Tensor:
+    def forbidden_ids(self, hypotheses: OpenHypotheses) -> tf.Tensor:
         last = tf.maximum(hypotheses.time - 1, 0)
-        ids = hypotheses.tokens[:, :, last, None]  # [B, W, 1]; at first PAD, which forbids nothing
-        return forbid_ids(logits, ids)
+        return hypotheses.tokens[:, :, last, None]  # [B, W, 1]; at first PAD, which forbids nothing
 
 
 class AtMost(Constraint):
@@ -39,10 +38,9 @@ class AtMost(Constraint):
         is_even = tf.reduce_any(ids[:, :, None] == self._even_ids, axis=-1)  # [B, W]
         return state + tf.cast(is_even, tf.int32)
 
-    def forbid(self, logits: tf.Tensor, hypotheses: OpenHypotheses) -> tf.Tensor:
+    def forbidden_ids(self, hypotheses: OpenHypotheses) -> tf.Tensor:
         is_full = hypotheses.state >= hypotheses.inputs[:, None]  # [B, W]
-        ids = tf.where(is_full[:, :, None], self._even_ids, hypotheses.pad_id)  # [B, W, N]
-        return forbid_ids(logits, ids)
+        return tf.where(is_full[:, :, None], self._even_ids, hypotheses.pad_id)  # [B, W, N]
 
 
 def main() -> None:

@@ -11,14 +11,13 @@ result, V vocabulary.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import (
-    IMPOSSIBLE,
     DecodingState,
     StepFunction,
     Tensor,
@@ -26,7 +25,7 @@ from keras_transformer.decoding import (
 )
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.search import scoring
-from keras_transformer.search.constraints import Constraint, OpenHypotheses, forbid_ids, if_any
+from keras_transformer.search.constraints import Constraint, OpenHypotheses, forbid_ids
 from keras_transformer.search.loop import (
     Finished,
     Hypotheses,
@@ -36,6 +35,7 @@ from keras_transformer.search.loop import (
     run_search,
     start_search,
 )
+from keras_transformer.search.scoring import NOTHING, exists
 
 
 def beam_search(
@@ -125,7 +125,7 @@ def beam_search(
         pad_id=pad_id,
     )
     # One empty hypothesis; the others do not exist yet.
-    log_probs = tf.where(tf.range(beam_size) == 0, first.log_probs, IMPOSSIBLE)
+    log_probs = tf.where(tf.range(beam_size) == 0, first.log_probs, NOTHING)
     first = first._replace(log_probs=log_probs)
     found = run_search(functools.partial(_step, early_stop=early_stop), spec, inputs, first)
     return tf.nest.map_structure(lambda part: part[:, :num_translations], found)
@@ -135,30 +135,25 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     """Replaces the open hypotheses of each sentence with their best continuations by one token."""
     beam_size = spec.num_hypotheses
 
-    # 1. The model reads the newest tokens. A continuation is as probable as its hypothesis times
-    # its last token, and impossible where a constraint forbids it.
+    # 1. The model reads the newest tokens.
     logits, state = read(spec, inputs, state)
-    log_probs = next_log_probs(logits, spec, inputs, state)  # [B, W, V]
-    log_probs += state.log_probs[..., None]
 
     # 2. The 2W best continuations of all hypotheses, best first. At most W of them end.
-    vocabulary_size = log_probs.shape[2]
-    flat = tf.reshape(log_probs, [-1, beam_size * vocabulary_size])
-    log_probs, places = scoring.top_k(flat, 2 * beam_size)  # [B, 2W]
-    parents, ids = places // vocabulary_size, places % vocabulary_size
+    rules = read_rules(spec, inputs, state)
+    log_probs, parents, ids = best_continuations(logits, spec, state, rules)  # [B, 2W]
     has_ended = ids == spec.eos_id
 
     # 3. EOS among the W best finishes a hypothesis, and the W best others stay open.
-    finishing = tf.where(has_ended, log_probs, IMPOSSIBLE)[:, :beam_size]
+    finishing = tf.where(has_ended, log_probs, NOTHING)[:, :beam_size]
     finished = finish(spec, inputs, state, finishing, parents[:, :beam_size])
-    log_probs = tf.where(has_ended, IMPOSSIBLE, log_probs)
+    log_probs = tf.where(has_ended, NOTHING, log_probs)
     log_probs, kept = tf.math.top_k(log_probs, beam_size)  # [B, W]
     parents, ids = (tf.gather(each, kept, batch_dims=1) for each in (parents, ids))
 
     # 4. A sentence is open while its best open hypothesis may get among its best finished ones.
-    worst = finished.scores[:, -1:]  # [B, 1], -inf while places are empty
+    worst = finished.scores[:, -1:]  # [B, 1], `NOTHING` while places are empty
     if early_stop == "first":
-        is_open = worst == IMPOSSIBLE
+        is_open = ~exists(worst)
     else:
         # A log-probability only falls, and the coverage penalty is at most 0, so no score to come
         # is above the log-probability divided by the penalty of the longest translation.
@@ -169,7 +164,7 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
 
     # 5. The hypotheses that stay open become the next beam.
     return extend(spec, inputs, state, ids, parents)._replace(
-        log_probs=tf.where(is_open, log_probs, IMPOSSIBLE), finished=finished
+        log_probs=tf.where(is_open, log_probs, NOTHING), finished=finished
     )
 
 
@@ -201,46 +196,132 @@ def read(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tensor
     )
 
 
-def next_log_probs(
-    logits: Tensor, spec: SearchSpec, inputs: SentenceInputs, state: State
-) -> Tensor:
-    """Returns the log-probabilities of the next tokens, float32 [B, W, V]; -inf if forbidden.
+class Rules(NamedTuple):
+    """What the constraints say about the next tokens."""
 
-    They are over all tokens, as in training: the others do not get the share of what is forbidden.
-    A forced token counts at its own probability, after `adjust` and whatever is forbidden.
-    """
-    asked = [
+    constraints: list[tuple[Constraint, OpenHypotheses]]
+    forced_ids: Tensor  # int32 [B], the only token that may come; PAD for any
+    forbidden_ids: Tensor  # int32 [B, W, N], among them PAD and BOS
+
+
+def read_rules(spec: SearchSpec, inputs: SentenceInputs, state: State) -> Rules:
+    """Asks all constraints about the open hypotheses, except for passes over the vocabulary."""
+    constraints = [
         (
             constraint,
             OpenHypotheses(
-                its_inputs, its_state, state.tokens, state.time, inputs.max_lengths, spec.eos_id,
+                own_inputs, own_state, state.tokens, state.time, inputs.max_lengths, spec.eos_id,
                 spec.pad_id,
             ),
         )
-        for constraint, its_inputs, its_state in zip(
+        for constraint, own_inputs, own_state in zip(
             spec.constraints, inputs.constraints, state.constraints, strict=True
         )
     ]  # fmt: skip
-    logits = tf.cast(logits, tf.float32)
-    for constraint, hypotheses in asked:
-        logits = constraint.adjust(logits, hypotheses)
-    log_probs = tf.nn.log_softmax(logits)
-    forced = tf.where(state.time >= inputs.max_lengths, spec.eos_id, spec.pad_id)  # [B], PAD: any
-    for constraint, hypotheses in asked:
+    forced = tf.where(state.time >= inputs.max_lengths, spec.eos_id, spec.pad_id)
+    forbidden = [inputs.forbidden_ids]
+    for constraint, hypotheses in constraints:
         if (ids := constraint.forced_ids(hypotheses)) is not None:
             forced = tf.where(forced == spec.pad_id, ids, forced)
-    of_forced = tf.gather(log_probs, forced, axis=2, batch_dims=1)  # [B, W]
-    log_probs = forbid_ids(log_probs, inputs.forbidden_ids)  # PAD and BOS
-    for constraint, hypotheses in asked:
-        log_probs = constraint.forbid(log_probs, hypotheses)
-    is_forced = (forced != spec.pad_id)[:, None, None]
+        if (ids := constraint.forbidden_ids(hypotheses)) is not None:
+            forbidden.append(ids)
+    shape = tf.shape(state.ids)  # [B, W]
+    forbidden = [tf.broadcast_to(ids, [*tf.unstack(shape), ids.shape[2]]) for ids in forbidden]
+    return Rules(constraints, forced, tf.concat(forbidden, axis=2))
+
+
+def best_continuations(
+    logits: Tensor, spec: SearchSpec, state: State, rules: Rules
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the 2W best continuations of a sentence's hypotheses by one token, best first.
+
+    A continuation is as probable as its hypothesis times its last token.
+
+    Returns:
+        Log-probabilities, float32 [B, 2W], `NOTHING` for what is forbidden; and hypotheses and
+        tokens, int32 [B, 2W].
+    """
+    count = 2 * spec.num_hypotheses
+    vocabulary_size = logits.shape[2]
+
+    def of_all_tokens() -> tuple[Tensor, ...]:
+        log_probs = next_log_probs(logits, spec, rules)
+        blocks = scoring.cut_into_blocks(log_probs, count, tf.float32.min)
+        return scoring.top_k_of_rows(blocks, count, state.log_probs)
+
+    def of_few_tokens() -> tuple[Tensor, ...]:
+        # Of so many continuations at least 2W are not forbidden.
+        most = min(
+            count + spec.num_hypotheses * rules.forbidden_ids.shape[2],
+            spec.num_hypotheses * vocabulary_size,
+        )
+        blocks = scoring.cut_into_blocks(tf.cast(logits, tf.float32), count, tf.float32.min)
+        largest, rest = scoring.log_normalizers(blocks)
+        log_probs, parents, ids = scoring.top_k_of_rows(
+            blocks, most, -largest, state.log_probs - rest
+        )
+        forbidden = tf.gather(rules.forbidden_ids, parents, batch_dims=1)  # [B, most, N]
+        is_forbidden = tf.reduce_any(forbidden == ids[..., None], axis=2)
+        log_probs, best = tf.math.top_k(tf.where(is_forbidden, NOTHING, log_probs), count)
+        return log_probs, *(tf.gather(part, best, batch_dims=1) for part in (parents, ids))
+
+    is_active = [constraint.is_active(hypotheses) for constraint, hypotheses in rules.constraints]
+    is_forced = rules.forced_ids != spec.pad_id  # [B]
+    log_probs, parents, ids = _choose(
+        spec, tf.reduce_any(tf.concat([is_active, is_forced], axis=0)), of_all_tokens, of_few_tokens
+    )
+    log_probs = tf.where(exists(log_probs), log_probs, NOTHING)
+    return log_probs, parents, tf.minimum(ids, vocabulary_size - 1)  # padding is beyond
+
+
+def next_log_probs(logits: Tensor, spec: SearchSpec, rules: Rules) -> Tensor:
+    """Returns the log-probabilities of the next tokens, float32 [B, W, V].
+
+    What is forbidden has float32's lowest number (so that TensorFlow's check of numbers passes), or
+    -inf from a constraint's `forbid`.
+    They are over all tokens, as in training: the others do not get the share of what is forbidden.
+    A forced token counts at its own probability, after `adjust` and whatever is forbidden.
+    """
+    active = [
+        (constraint, hypotheses, constraint.is_active(hypotheses))
+        for constraint, hypotheses in rules.constraints
+    ]
+
+    def changed(method: str, logits: Tensor) -> Tensor:
+        for constraint, hypotheses, is_active in active:
+            change = functools.partial(getattr(constraint, method), logits, hypotheses)
+            logits = _choose(spec, is_active, change, functools.partial(tf.identity, logits))
+        return logits
+
+    logits = changed("adjust", tf.cast(logits, tf.float32))
+    # With the same rounding as where no constraint is active.
+    blocks = scoring.cut_into_blocks(logits, 2 * spec.num_hypotheses, tf.float32.min)
+    largest, rest = scoring.log_normalizers(blocks, branches=not spec.capacities)
+    log_probs = logits - largest[..., None] - rest[..., None]
+    allowed = changed("forbid", forbid_ids(log_probs, rules.forbidden_ids, tf.float32.min))
+    forced = rules.forced_ids[:, None, None]  # [B, 1, 1]
+    is_forced = forced != spec.pad_id
 
     def with_forced() -> Tensor:
-        is_it = tf.range(log_probs.shape[2]) == forced[:, None, None]  # [B, 1, V]
-        only = tf.where(is_it, of_forced[..., None], IMPOSSIBLE)
-        return tf.where(is_forced, only, log_probs)
+        is_allowed = ~is_forced | (tf.range(log_probs.shape[2]) == forced)  # [B, 1, V]
+        return tf.where(is_allowed, tf.where(is_forced, log_probs, allowed), tf.float32.min)
 
-    return if_any(is_forced, with_forced, log_probs)
+    return _choose(spec, tf.reduce_any(is_forced), with_forced, lambda: allowed)
+
+
+def _choose(
+    spec: SearchSpec, condition: Tensor | bool, changed: Callable[[], Any], same: Callable[[], Any]
+) -> Any:
+    """Returns `changed()`, or `same()`, which must be equal where the condition, [], is False.
+
+    XLA, for which shapes are fixed, never gets a branch: on a GPU the host would wait for the
+    condition, which takes longer than what `changed` computes.
+    """
+    if condition is False:
+        return same()
+    if condition is True or spec.capacities:
+        return changed()
+    return tf.cond(condition, changed, same)
 
 
 def finish(
@@ -250,7 +331,7 @@ def finish(
 
     Args:
         spec, inputs, state: of the search.
-        log_probs: float32 [B, any], with EOS; -inf for those that do not end.
+        log_probs: float32 [B, any], with EOS; `NOTHING` for those that do not end.
         parents: int32 [B, any], the hypotheses that end.
     """
     old = state.finished
@@ -259,8 +340,9 @@ def finish(
         parents,
     )
     penalty = tf.gather(inputs.length_divisors, state.time + 1, axis=1)  # [B, 1]
+    scores = scoring.final_scores(log_probs, penalty, coverage, inputs.beta)
     new = Finished(
-        scores=scoring.final_scores(log_probs, penalty, coverage, inputs.beta),
+        scores=tf.where(exists(log_probs), scores, NOTHING),
         log_probs=log_probs,
         tokens=tf.where(spec.positions == state.time, spec.eos_id, tokens),
         ancestors=ancestors,

@@ -4,8 +4,12 @@ A search takes a list of `Constraint` objects, from a task or a caller. At each 
 in order, with all open hypotheses at once:
 
 1. `adjust` changes the distribution of the next token, before the softmax.
-2. `forbid` makes tokens impossible, after it: the others do not get their probability.
+2. `forbid` and `forbidden_ids` make tokens impossible, after it: the others do not get their
+   probability.
 3. `forced_ids` allows a single token, even if a constraint forbids it.
+
+A pass over the vocabulary costs more than the rest of a step. Where no token is forced, and
+`is_active` is False for all constraints, a search makes none: it calls `forbidden_ids` alone.
 
 At its maximum length a translation ends, whatever the constraints are. A hypothesis without an
 allowed token is dropped, so a sentence whose constraints contradict each other may get no
@@ -17,20 +21,22 @@ translation.
         def __init__(self, digits: list[int]) -> None:
             self._digits = digits
 
-        def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-            return forbid_ids(logits, [[self._digits]])  # [1, 1, N]: after every hypothesis
+        def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
+            return tf.constant([[self._digits]])  # [1, 1, N]: after every hypothesis
 
 Shapes: B sentences, W hypotheses a sentence, V vocabulary, L longest result, N ids; P phrases a
 sentence, M tokens of the longest phrase. W and V are static.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
 from keras_transformer.config import PAD_ID, UNK_ID
 from keras_transformer.decoding import IMPOSSIBLE, Tensor
+
+_FEW = 4  # tokens that a comparison with each entry forbids faster than a scatter
 
 
 class OpenHypotheses(NamedTuple):
@@ -85,18 +91,37 @@ class Constraint(Protocol):
         """
         return state
 
+    def is_active(self, hypotheses: OpenHypotheses) -> Tensor | bool:
+        """Returns whether `adjust` or `forbid` changes any logits at this step, bool [].
+
+        By default True if a subclass overrides one of them.
+        """
+        kind = type(self)
+        return kind.adjust is not Constraint.adjust or kind.forbid is not Constraint.forbid
+
     def adjust(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         """Returns logits [B, W, V] of the distribution that translations are scored with."""
         return logits
 
+    def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor | None:
+        """Returns tokens that must not come next, int32 [B or 1, W or 1, N]; PAD for none.
+
+        For a few tokens; N is static. It is cheaper than `forbid`.
+        """
+        return None
+
     def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         """Returns logits [B, W, V] with those of more tokens at -inf; see `forbid_ids`.
 
+        By default those of `forbidden_ids`, which a subclass that overrides this cannot have too.
+
         Args:
-            logits: normalized: log-probabilities, with -inf for what is forbidden already.
+            logits: normalized: log-probabilities, with -inf or float32's lowest number for what is
+                forbidden already.
             hypotheses: to continue.
         """
-        return logits
+        ids = self.forbidden_ids(hypotheses)
+        return logits if ids is None else forbid_ids(logits, ids)
 
     def forced_ids(self, hypotheses: OpenHypotheses) -> Tensor | None:
         """Returns the token that must come next in each sentence, int32 [B]; PAD for any.
@@ -106,16 +131,23 @@ class Constraint(Protocol):
         return None
 
 
-def forbid_ids(logits: Tensor, ids: Tensor) -> Tensor:
-    """Returns logits [B, W, V] with those of some tokens at -inf.
+def forbid_ids(logits: Tensor, ids: Tensor, value: float = IMPOSSIBLE) -> Tensor:
+    """Returns logits [B, W, V] with those of some tokens at -inf, or another value.
 
     Args:
         logits: of the next tokens.
         ids: int32 [B or 1, W or 1, N]. PAD, which is never generated, stands for none.
+        value: of what is forbidden.
     """
+    ids = tf.convert_to_tensor(ids)
+    if ids.shape[2] is not None and ids.shape[2] <= _FEW:
+        is_forbidden = False
+        for number in range(ids.shape[2]):
+            is_forbidden |= tf.range(logits.shape[2]) == ids[:, :, number, None]  # [B, W, V]
+        return tf.where(is_forbidden, value, logits)
     shape = [*tf.unstack(tf.shape(logits)[:2]), tf.shape(ids)[2]]
     ids = tf.broadcast_to(ids, shape)
-    return tf.tensor_scatter_nd_update(logits, indices_of(ids), tf.fill(shape, IMPOSSIBLE))
+    return tf.tensor_scatter_nd_update(logits, indices_of(ids), tf.fill(shape, value))
 
 
 def indices_of(ids: Tensor) -> Tensor:
@@ -124,11 +156,6 @@ def indices_of(ids: Tensor) -> Tensor:
     hypotheses = tf.range(tf.shape(ids)[1])[None, :, None]
     zeros = tf.zeros_like(ids)
     return tf.stack([zeros + sentences, zeros + hypotheses, ids], axis=-1)
-
-
-def if_any(condition: Tensor, changed: Callable[[], Any], unchanged: Any) -> Any:
-    """Returns `changed()` where the condition is True anywhere, else `unchanged`; both nests."""
-    return tf.cond(tf.reduce_any(condition), changed, lambda: unchanged)
 
 
 # The built-in constraints. Each parameter has an entry for each sentence, or one for all, and a
@@ -149,15 +176,14 @@ class MinLength(Constraint):
         self.inputs = tf.cast(lengths, tf.int32)
         self._space_ids = list(space_ids)
 
-    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
+    def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
         lengths = hypotheses.inputs[:, None, None]  # [B, 1, 1]
         is_early = hypotheses.time < lengths
         if self._space_ids:
             blank = [*self._space_ids, hypotheses.pad_id]
             is_blank = tf.reduce_any(hypotheses.tokens[..., None] == blank, axis=-1)  # [B, W, L]
             is_early |= tf.reduce_all(is_blank, axis=-1, keepdims=True) & (lengths > 0)
-        ids = tf.where(is_early, hypotheses.eos_id, hypotheses.pad_id)
-        return if_any(is_early, lambda: forbid_ids(logits, ids), logits)
+        return tf.where(is_early, hypotheses.eos_id, hypotheses.pad_id)
 
 
 class ForbidUnknown(Constraint):
@@ -165,8 +191,8 @@ class ForbidUnknown(Constraint):
 
     inputs = ()
 
-    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        return forbid_ids(logits, tf.constant([[[UNK_ID]]]))
+    def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
+        return tf.constant([[[UNK_ID]]])
 
 
 class Prefix(Constraint):
@@ -200,18 +226,16 @@ class RepetitionPenalty(Constraint):
     def __init__(self, penalty: Tensor) -> None:
         self.inputs = tf.cast(penalty, tf.float32)
 
+    def is_active(self, hypotheses: OpenHypotheses) -> Tensor:
+        return tf.reduce_any(hypotheses.inputs != 1.0)
+
     def adjust(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        tokens, penalty = hypotheses.tokens, hypotheses.inputs
-
-        def penalized() -> Tensor:
-            old = tf.gather(logits, tokens, batch_dims=2)  # [B, W, L]
-            factor = penalty[:, None, None]
-            new = tf.where(old > 0, old / factor, old * factor)
-            new = tf.where(tokens == hypotheses.pad_id, old, new)
-            # A token that occurs twice is written twice, with the same value.
-            return tf.tensor_scatter_nd_update(logits, indices_of(tokens), new)
-
-        return if_any(penalty != 1.0, penalized, logits)
+        tokens, penalty = hypotheses.tokens, hypotheses.inputs[:, None, None]
+        old = tf.gather(logits, tokens, batch_dims=2)  # [B, W, L]
+        new = tf.where(old > 0, old / penalty, old * penalty)
+        new = tf.where(tokens == hypotheses.pad_id, old, new)
+        # A token that occurs twice is written twice, with the same value.
+        return tf.tensor_scatter_nd_update(logits, indices_of(tokens), new)
 
 
 class NoRepeatNgram(Constraint):
@@ -224,32 +248,29 @@ class NoRepeatNgram(Constraint):
     def __init__(self, size: Tensor) -> None:
         self.inputs = tf.cast(size, tf.int32)
 
+    def is_active(self, hypotheses: OpenHypotheses) -> Tensor:
+        return tf.reduce_any(hypotheses.inputs > 0)
+
     def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        time, size, pad_id = hypotheses.time, hypotheses.inputs, hypotheses.pad_id
+        time, pad_id = hypotheses.time, hypotheses.pad_id
+        sizes = hypotheses.inputs[:, None, None]
+        past = last_tokens(hypotheses, tf.shape(hypotheses.tokens)[2])  # [B, W, L]
 
-        def without_repeats() -> Tensor:
-            sizes = size[:, None, None]
-            past = last_tokens(hypotheses, tf.shape(hypotheses.tokens)[2])  # [B, W, L]
+        def compare(distance: Tensor, earlier: Tensor, matches: Tensor) -> tuple[Tensor, ...]:
+            # The tokens `distance` before the next token and before each token of the past.
+            latest = earlier[..., -1:]  # [B, W, 1]
+            earlier = tf.pad(earlier, [[0, 0], [0, 0], [1, 0]], constant_values=pad_id)[..., :-1]
+            is_same = tf.equal(earlier, latest) & (latest != pad_id)
+            return distance + 1, earlier, matches & (is_same | (distance >= sizes))
 
-            def compare(distance: Tensor, earlier: Tensor, matches: Tensor) -> tuple[Tensor, ...]:
-                # The tokens `distance` before the next token and before each token of the past.
-                latest = earlier[..., -1:]  # [B, W, 1]
-                earlier = tf.pad(earlier, [[0, 0], [0, 0], [1, 0]], constant_values=pad_id)[
-                    ..., :-1
-                ]
-                is_same = tf.equal(earlier, latest) & (latest != pad_id)
-                return distance + 1, earlier, matches & (is_same | (distance >= sizes))
-
-            # No n-gram of more than `time` tokens can have occurred: a huge n costs no more.
-            furthest = tf.minimum(tf.reduce_max(size), time + 1)
-            *_, matches = tf.while_loop(
-                lambda distance, *_: distance < furthest,
-                compare,
-                (1, past, (past != pad_id) & (sizes > 0)),
-            )
-            return forbid_ids(logits, tf.where(matches, past, pad_id))
-
-        return if_any(size > 0, without_repeats, logits)
+        # No n-gram of more than `time` tokens can have occurred: a huge n costs no more.
+        furthest = tf.minimum(tf.reduce_max(sizes), time + 1)
+        *_, matches = tf.while_loop(
+            lambda distance, *_: distance < furthest,
+            compare,
+            (1, past, (past != pad_id) & (sizes > 0)),
+        )
+        return forbid_ids(logits, tf.where(matches, past, pad_id))
 
 
 class BannedPhrases(Constraint):
@@ -271,16 +292,16 @@ class BannedPhrases(Constraint):
         aligned = tf.gather(phrases, places, batch_dims=2)
         self.inputs = (aligned[..., 1:-1], aligned[..., -1])
 
+    def is_active(self, hypotheses: OpenHypotheses) -> Tensor:
+        _, last = hypotheses.inputs
+        return tf.reduce_any(last != hypotheses.pad_id)
+
     def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         heads, last = hypotheses.inputs  # [B, P, M - 1], [B, P]
-
-        def without_phrases() -> Tensor:
-            past = last_tokens(hypotheses, tf.shape(heads)[2])[:, :, None]  # [B, W, 1, M - 1]
-            is_same = tf.equal(heads[:, None], past) | (heads[:, None] == hypotheses.pad_id)
-            is_next = tf.reduce_all(is_same, axis=-1)  # [B, W, P]
-            return forbid_ids(logits, tf.where(is_next, last[:, None], hypotheses.pad_id))
-
-        return if_any(last != hypotheses.pad_id, without_phrases, logits)
+        past = last_tokens(hypotheses, tf.shape(heads)[2])[:, :, None]  # [B, W, 1, M - 1]
+        is_same = tf.equal(heads[:, None], past) | (heads[:, None] == hypotheses.pad_id)
+        is_next = tf.reduce_all(is_same, axis=-1)  # [B, W, P]
+        return forbid_ids(logits, tf.where(is_next, last[:, None], hypotheses.pad_id))
 
 
 def last_tokens(hypotheses: OpenHypotheses, count: Tensor) -> Tensor:

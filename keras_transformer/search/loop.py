@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID
-from keras_transformer.decoding import IMPOSSIBLE, NO_SCORE, DecodingState, StepFunction, Tensor
+from keras_transformer.decoding import NO_SCORE, DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.search import scoring
 from keras_transformer.search.constraints import Constraint
+from keras_transformer.search.scoring import NOTHING, exists
 
 
 class Hypotheses(NamedTuple):
@@ -71,7 +72,7 @@ class SentenceInputs(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Complete translations, best first; those that do not exist have the score -inf."""
+    """Complete translations, best first; those that do not exist have the score `NOTHING`."""
 
     scores: Tensor  # float32 [B, N]
     log_probs: Tensor  # float32 [B, N]
@@ -82,11 +83,11 @@ class Finished(NamedTuple):
 class State(NamedTuple):
     """The open hypotheses and the finished ones; changes at every step.
 
-    A sentence whose hypotheses are all at -inf is done: its finished translations no longer change.
+    A sentence without open hypotheses is done: its finished translations no longer change.
     """
 
     time: Tensor  # int32 [], how many tokens the open hypotheses have
-    log_probs: Tensor  # float32 [B, W]; -inf for hypotheses that do not exist or are finished
+    log_probs: Tensor  # float32 [B, W]; `NOTHING` for hypotheses that do not exist or are finished
     ids: Tensor  # int32 [B, W], the newest tokens, not yet read by the model
     tokens: Tensor  # int32 [B, W, L], all of them without BOS, then PAD
     ancestors: Tensor  # int32 [B, W, L], see `DecodingState`; -1 where there is no token yet
@@ -192,8 +193,8 @@ def start_search(
             for constraint, its_inputs in zip(constraints, inputs.constraints, strict=True)
         ),
         finished=Finished(
-            scores=tf.fill([batch_size, count], IMPOSSIBLE),
-            log_probs=tf.fill([batch_size, count], IMPOSSIBLE),
+            scores=tf.fill([batch_size, count], NOTHING),
+            log_probs=tf.fill([batch_size, count], NOTHING),
             tokens=filled(count, pad_id),
             ancestors=filled(count, -1) if details else (),
         ),
@@ -261,7 +262,7 @@ def _run_on_shrinking_batch(
 
 def _is_open(state: State) -> Tensor:
     """Returns which sentences are not done, bool [B]."""
-    return tf.reduce_max(state.log_probs, axis=1) > IMPOSSIBLE
+    return exists(tf.reduce_max(state.log_probs, axis=1))
 
 
 def _run_steps(
@@ -343,12 +344,12 @@ def _make_hypotheses(
     finished: Finished, history: Mapping[str, Tensor], spec: SearchSpec
 ) -> Hypotheses:
     """Returns the result of a search, with finite scores for places without a translation."""
-    exists = tf.math.is_finite(finished.scores)
-    ids = tf.where(exists[..., None], finished.tokens, spec.pad_id)
+    is_there = exists(finished.scores)
+    ids = tf.where(is_there[..., None], finished.tokens, spec.pad_id)
     return Hypotheses(
         ids=ids,
-        scores=tf.where(exists, finished.scores, NO_SCORE),
-        log_probs=tf.where(exists, finished.log_probs, NO_SCORE),
+        scores=tf.where(is_there, finished.scores, NO_SCORE),
+        log_probs=tf.where(is_there, finished.log_probs, NO_SCORE),
         lengths=tf.math.count_nonzero(ids != spec.pad_id, axis=-1, dtype=tf.int32),
         details=_trace(history, finished, ids != spec.pad_id) if history else (),
     )

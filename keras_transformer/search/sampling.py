@@ -15,8 +15,8 @@ import tensorflow as tf
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import IMPOSSIBLE, DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.search.beam import extend, finish, next_log_probs, read
-from keras_transformer.search.constraints import if_any, indices_of
+from keras_transformer.search.beam import extend, finish, next_log_probs, read, read_rules
+from keras_transformer.search.constraints import indices_of
 from keras_transformer.search.loop import (
     Hypotheses,
     SearchSpec,
@@ -25,6 +25,7 @@ from keras_transformer.search.loop import (
     run_search,
     start_search,
 )
+from keras_transformer.search.scoring import NOTHING, exists
 from keras_transformer.search.scoring import top_k as find_top_k
 
 
@@ -85,19 +86,19 @@ def sample(
 def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
     """Continues each hypothesis by one sampled token."""
     logits, state = read(spec, inputs, state)
-    log_probs = next_log_probs(logits, spec, inputs, state)  # [B, W, V]
+    log_probs = next_log_probs(logits, spec, read_rules(spec, inputs, state))  # [B, W, V]
     options = inputs.options
     filtered = apply_temperature(log_probs, options["temperature"])
     filtered = keep_most_probable(filtered, options["top_k"], options["top_p"])
     ids = draw_tokens(filtered, options["seed"], state.time)  # [B, W]
     # Where every token is forbidden, so is the one that was drawn.
     totals = state.log_probs + tf.gather(log_probs, ids, batch_dims=2)
+    totals = tf.where(exists(totals), totals, NOTHING)
     has_ended = ids == spec.eos_id
-    own_places = tf.zeros_like(ids) + tf.range(spec.num_hypotheses)
-    finishing = tf.where(has_ended, totals, IMPOSSIBLE)
-    finished = finish(spec, inputs, state, finishing, own_places)
+    places = tf.zeros_like(ids) + tf.range(spec.num_hypotheses)
+    finished = finish(spec, inputs, state, tf.where(has_ended, totals, NOTHING), places)
     return extend(spec, inputs, state, ids)._replace(
-        log_probs=tf.where(has_ended, IMPOSSIBLE, totals), finished=finished
+        log_probs=tf.where(has_ended, NOTHING, totals), finished=finished
     )
 
 
@@ -112,7 +113,8 @@ def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
     Low temperatures make probable tokens more probable (Ackley, Hinton and Sejnowski 1985).
     """
     divisor = tf.maximum(temperature, _LOWEST_TEMPERATURE)[:, None, None]
-    return if_any(temperature != 1.0, lambda: logits / divisor, logits)
+    is_neutral = tf.reduce_all(temperature == 1.0)
+    return tf.cond(is_neutral, lambda: logits, lambda: logits / divisor)
 
 
 def keep_most_probable(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -139,7 +141,7 @@ def keep_most_probable(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
         )
         return tf.where(is_filtered, kept, logits)
 
-    return if_any(is_filtered, changed, logits)
+    return tf.cond(tf.reduce_any(is_filtered), changed, lambda: logits)
 
 
 def _keep_among(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:

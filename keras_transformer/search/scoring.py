@@ -3,11 +3,15 @@
 Shapes: B sentences, W hypotheses a sentence, S source length, V vocabulary, N translations.
 """
 
+from typing import NamedTuple
+
 import tensorflow as tf
 
 from keras_transformer.decoding import IMPOSSIBLE, Tensor
 from keras_transformer.errors import check_choice
 
+NOTHING = -1e30  # log-probability of a hypothesis that does not exist; sums with it are finite
+_LARGE = 60.0  # a logit: the sum of exponentials of a million such logits is finite
 _SMALLEST = 2.0**-126  # the smallest normal float32: its logarithm is finite, -87.3
 
 
@@ -47,6 +51,11 @@ def coverage_penalty(coverage: Tensor, beta: Tensor) -> Tensor:
     return beta * tf.reduce_sum(logs, axis=-1)
 
 
+def exists(log_probs: Tensor) -> Tensor:
+    """Returns which log-probabilities or scores are those of hypotheses; False for NaN too."""
+    return log_probs > NOTHING / 2  # sums with `NOTHING` are near it
+
+
 def final_scores(
     log_probs: Tensor, penalty: Tensor, coverage: Tensor | None, beta: Tensor
 ) -> Tensor:
@@ -65,11 +74,6 @@ def final_scores(
 def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Returns what `tf.math.top_k` returns, several times as fast on a CPU for long rows.
 
-    Rows are cut into blocks. The k largest numbers lie in the k blocks with the largest maxima, and
-    maxima are cheap, so only these blocks are sorted. Ties go to the lower index: at most k - 1
-    blocks come before the block of a number that belongs to the top, either by a larger maximum or
-    by a lower index.
-
     Args:
         values: float [..., any], its last dimension static.
         k: how many, at most as many as a row has.
@@ -77,20 +81,84 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Returns:
         The values, largest first, and their int32 indices, both [..., k].
     """
-    width = values.shape[-1]
-    # A divisor of the width saves padding, and multiples of 8 fill vector registers.
-    sizes = (size for size in range(48, 128) if width % size == 0)
-    size = min(sizes, key=lambda size: (size % 8 > 0, abs(size - 64)), default=64)
-    if width < 4 * k * size:  # so few blocks that most would be chosen
-        return tf.math.top_k(values, k)
-    padding = -width % size
-    rows = tf.reshape(values, [-1, width])
-    rows = tf.pad(rows, [[0, 0], [0, padding]], constant_values=IMPOSSIBLE) if padding else rows
-    blocks = tf.reshape(rows, [-1, (width + padding) // size, size])
-    maxima = tf.reduce_max(blocks, axis=2)
-    chosen = -tf.math.top_k(-tf.math.top_k(maxima, k).indices, k).values  # [rows, k], rising
-    numbers = tf.reshape(tf.gather(blocks, chosen, batch_dims=1), [-1, k * size])
-    top, places = tf.math.top_k(numbers, k)
-    index = tf.gather(chosen, places // size, batch_dims=1) * size + places % size
+    rows = tf.reshape(values, [-1, 1, values.shape[-1]])
+    top, _, index = top_k_of_rows(cut_into_blocks(rows, k), k)
     shape = [*tf.unstack(tf.shape(values)[:-1]), k]
     return tf.reshape(top, shape), tf.reshape(index, shape)
+
+
+class Blocks(NamedTuple):
+    """Rows of numbers, cut into blocks: maxima are cheap, and tell where large numbers are."""
+
+    values: Tensor  # float [B, W, blocks, size]
+    maxima: Tensor  # float [B, W, blocks]
+
+
+def cut_into_blocks(rows: Tensor, k: int, padding_value: float = IMPOSSIBLE) -> Blocks:
+    """Returns the blocks of rows [B, W, V], of which the `k` largest numbers are needed."""
+    num_rows, width = rows.shape[1:]
+    # A divisor of the width saves padding, and multiples of 8 fill vector registers.
+    sizes = (size for size in range(48, 160) if width % size == 0)
+    size = min(sizes, key=lambda size: (size % 8 > 0, abs(size - 64)), default=64)
+    if num_rows * width < 4 * k * size:  # so few blocks that most would be chosen
+        size = width
+    if padding := -width % size:
+        rows = tf.pad(rows, [[0, 0], [0, 0], [0, padding]], constant_values=padding_value)
+    values = tf.reshape(rows, [-1, num_rows, (width + padding) // size, size])
+    return Blocks(values, tf.reduce_max(values, axis=3))
+
+
+def top_k_of_rows(blocks: Blocks, k: int, *addends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the k largest numbers of each W rows, after numbers were added to each row.
+
+    They lie in the k blocks with the largest maxima, so only these blocks are sorted. Ties go to
+    the lower row, then to the lower index: at most k - 1 blocks come before the block of a number
+    that belongs to the top, either by a larger maximum or by a lower place.
+
+    Args:
+        blocks: of the rows.
+        k: how many, at most as many as W rows have.
+        *addends: float [B, W], added one after the other: large ones first, which may cancel.
+
+    Returns:
+        The numbers, largest first, their rows, and their indices within the rows, each [B, k].
+    """
+    num_rows, num_blocks, size = blocks.values.shape[1:]
+    if num_rows * num_blocks <= k:
+        numbers = blocks.values
+        for addend in addends:
+            numbers += addend[..., None, None]
+        top, places = tf.math.top_k(tf.reshape(numbers, [-1, num_rows * num_blocks * size]), k)
+        return top, places // (num_blocks * size), places % (num_blocks * size)
+    maxima = blocks.maxima
+    for addend in addends:
+        maxima += addend[..., None]
+    maxima = tf.reshape(maxima, [-1, num_rows * num_blocks])
+    chosen = -tf.math.top_k(-tf.math.top_k(maxima, k).indices, k).values  # [B, k], rising
+    values = tf.reshape(blocks.values, [-1, num_rows * num_blocks, size])
+    numbers = tf.gather(values, chosen, batch_dims=1)  # [B, k, size]
+    for addend in addends:
+        numbers += tf.gather(addend, chosen // num_blocks, batch_dims=1)[..., None]
+    top, places = tf.math.top_k(tf.reshape(numbers, [-1, k * size]), k)
+    block = tf.gather(chosen, places // size, batch_dims=1)
+    return top, block // num_blocks, block % num_blocks * size + places % size
+
+
+def log_normalizers(logits: Blocks, branches: bool = True) -> tuple[Tensor, Tensor]:
+    """Returns two parts of log(sum(exp(logits))) of each row: the largest logit, and the rest.
+
+    Without `branches`, for XLA, always by the way that no logit is too large for.
+    """
+    largest = tf.reduce_max(logits.maxima, axis=2)  # [B, W]
+
+    def log_sum(values: Tensor) -> Tensor:
+        return tf.math.log(tf.reduce_sum(tf.exp(values), axis=[2, 3]))
+
+    def of_large_logits() -> Tensor:
+        return log_sum(logits.values - largest[..., None, None])
+
+    if not branches:
+        return largest, of_large_logits()
+    # Without XLA the subtraction is another pass, which is needless where all logits are small.
+    is_small = tf.reduce_all(tf.abs(largest) < _LARGE)
+    return largest, tf.cond(is_small, lambda: log_sum(logits.values) - largest, of_large_logits)

@@ -1,6 +1,7 @@
 """What every search keeps to: constraints, batches, graphs of unknown sizes, XLA."""
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from plain_search import Request, arguments, assert_same, columns, tokens_of, wi
 from table_model import TableModel
 
 from keras_transformer.decoding import DecodingState
-from keras_transformer.search import beam_search, sample
+from keras_transformer.search import MinLength, beam_search, sample
 
 SENTENCES = 60
 
@@ -141,3 +142,46 @@ def test_xla_compiles_a_search_with_every_constraint(name):
     assert found.ids.shape == (3, expected.scores.shape[1], 9)
     for left, right in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_under_xla_has_no_branch_and_scatters_nothing_into_the_logits():
+    batch, width, vocabulary = 3, 4, 1000
+    table = tf.random.stateless_normal([vocabulary, vocabulary], [1, 2])
+
+    def translate(starts):
+        return beam_search(
+            lambda ids, state: (tf.gather(table, ids), state), DecodingState(), bos_ids=starts,
+            max_lengths=tf.fill([batch], 12), beam_size=width, max_length_bound=12,
+            constraints=[MinLength(tf.fill([batch], 3), space_ids=[5])],
+        )  # fmt: skip
+
+    starts = tf.fill([batch], 2)
+    compiled = tf.function(translate, jit_compile=True, autograph=False)
+    program = compiled.experimental_get_compiler_ir(starts)(stage="hlo")
+    assert "while(" in program  # the loop over the steps
+    assert "conditional(" not in program
+    scattered = re.findall(r"f32\[([\d,]+)\]\S* scatter\(", program)
+    assert f"{batch},{width},{vocabulary}" not in scattered
+    np.testing.assert_array_equal(compiled(starts).ids[..., :13], translate(starts).ids)
+
+
+@pytest.mark.slow
+@every_search
+def test_search_passes_tensorflows_check_of_numbers(search):
+    model = TableModel(sentences=3, vocabulary_size=200, seed=4, source_length=4)
+    width = width_of(search)
+    requests = [Request(limit, beta=0.2, min_length=2) for limit in (7, 1, 0)]
+    # Filters of sampling mark the tokens that they leave out with -inf.
+    options = dict(top_k=0, top_p=1.0) if search is SEARCHES["sampling"] else {}
+
+    def translate(rows):
+        state = model.state(rows, width)
+        return search(model.step, state, **arguments(requests), **options)
+
+    expected = translate(tf.range(3))
+    tf.debugging.enable_check_numerics()
+    try:
+        found = tf.function(translate, autograph=False)(tf.range(3))
+    finally:
+        tf.debugging.disable_check_numerics()
+    np.testing.assert_array_equal(found.ids, expected.ids)
