@@ -1,5 +1,6 @@
 __version__: str
 
+from .callbacks import TranslationMetrics as TranslationMetrics
 from .client import Client as Client
 from .client import ServingError as ServingError
 from .config import DataConfig as DataConfig

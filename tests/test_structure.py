@@ -25,7 +25,7 @@ FLOORS = {
     "paragraphs": 0, "registration": 0, "results": 0, "sentences": 0, "xla": 0,
     "client": 1, "layers": 1, "objectives": 1, "search": 1, "text": 1,
     "data": 2, "models": 2,
-    "tasks": 3, "inference": 4, "training": 5,
+    "tasks": 3, "inference": 4, "callbacks": 5, "training": 5,
     "explorer": 6, "interop": 6, "pretrained": 6, "serving": 6,
     "loading": 7, "commands": 8,
 }  # fmt: skip

@@ -258,6 +258,20 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Reads one more target token of each hypothesis; see `TranslationModel.step`."""
 
+    def fit(self, *args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
+        """Trains as `keras.Model.fit` does.
+
+        Args:
+            *args, **kwargs: of `keras.Model.fit`.
+            callbacks: as there; those that add to the logs, as `TranslationMetrics` does, are
+                called before those that read them.
+        """
+        if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = _writers_of_logs_first(keras.tree.flatten(callbacks))
+        if callbacks is not None:
+            kwargs["callbacks"] = callbacks
+        return super().fit(*args, **kwargs)
+
     def generate(
         self,
         source: Any,
@@ -484,6 +498,21 @@ def build_model(config: ModelConfig, dtype: Any = None) -> Seq2SeqModel:
             "register_architecture"
         )
     return _MODELS[type(config)](config, dtype=dtype)
+
+
+def _writers_of_logs_first(callbacks: Sequence[Any]) -> list[Any]:
+    """Moves callbacks with `adds_to_logs` forward, but not before a swap of the weights."""
+    ordered: list[Any] = []
+    for callback in callbacks:
+        place = len(ordered)
+        while getattr(callback, "adds_to_logs", False) and place:
+            before = ordered[place - 1]
+            is_swap = isinstance(before, keras.callbacks.SwapEMAWeights)
+            if is_swap or getattr(before, "adds_to_logs", False):
+                break
+            place -= 1
+        ordered.insert(place, callback)
+    return ordered
 
 
 # `DecodingState.coverage`, for decoders that attend to the source.

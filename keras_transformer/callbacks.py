@@ -1,0 +1,81 @@
+"""Callbacks for Keras's `fit`."""
+
+from typing import Any
+
+import keras
+
+from keras_transformer.data.preprocessor import read_pairs
+from keras_transformer.errors import InputError
+from keras_transformer.inference import Translator
+from keras_transformer.tasks import Task, TranslationTask
+from keras_transformer.text import Vocabulary
+
+
+class TranslationMetrics(keras.callbacks.Callback):
+    """Translates a dev set at the end of each epoch, and adds BLEU and chrF to the logs.
+
+    The progress line and the history show `val_bleu` and `val_chrf`, sacreBLEU's from 0 to 100, and
+    `val_exact_match`, from 0 to 1. `EarlyStopping`, `ModelCheckpoint` and `ReduceLROnPlateau` can
+    monitor them with `mode="max"`. `Seq2SeqModel.fit` calls this callback before those; other
+    models need it first in the list. After `SwapEMAWeights` it measures the averaged weights.
+
+    Args:
+        pairs: the dev set, see `read_pairs`.
+        source, target: the vocabularies; None as the target means the same.
+        task: evaluates the translations; `TranslationTask(bleu_tokenize="char")` for texts with
+            fewer than four words.
+        **search: fields of `SearchConfig`, such as `beam_size`.
+
+    Raises:
+        InputError: there are no pairs, or an option of the search is unknown or out of range.
+
+    Example:
+        >>> bleu = TranslationMetrics(dev, vocabulary, beam_size=1)
+        >>> stop = keras.callbacks.EarlyStopping("val_bleu", mode="max", patience=3)
+        >>> model.fit(train, epochs=50, callbacks=[bleu, stop])
+    """
+
+    adds_to_logs = True
+
+    def __init__(
+        self,
+        pairs: Any,
+        source: Vocabulary,
+        target: Vocabulary | None = None,
+        task: Task | None = None,
+        **search: Any,
+    ) -> None:
+        super().__init__()
+        self._text = read_pairs(pairs)
+        self._vocabularies = source, target or source
+        self._task = task or TranslationTask()
+        self._search = self._task.search_config({**self._task.dev_search, **search})
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        for side, size, vocabulary in zip(
+            ("source", "target"),
+            (self.model.config.vocabulary_size, self.model.config.target_size),
+            self._vocabularies,
+            strict=True,
+        ):
+            if size != vocabulary.size:
+                raise InputError(
+                    f"the model has {size} {side} tokens, the vocabulary {vocabulary.size}; give "
+                    "TranslationMetrics the vocabularies of the model"
+                )
+        self._translator = Translator(
+            self.model, *self._vocabularies, self._search, task=self._task
+        )
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        found = self._translator.translate(self._text.source)
+        outputs = self._task.postprocess(list(map(str, found)), self._text.source)
+        results = self._task.evaluate(outputs, self._text.target, self._text.source)
+        if results[self._task.metric.name] is None:  # undefined
+            results[self._task.metric.name] = self._task.metric.worst
+        if logs is not None:
+            logs |= {
+                f"val_{name}": float(value)
+                for name, value in results.items()
+                if isinstance(value, int | float)
+            }
