@@ -1,5 +1,6 @@
 """Callbacks for Keras's `fit`."""
 
+import warnings
 from typing import Any
 
 import keras
@@ -7,23 +8,23 @@ import keras
 from keras_transformer.data.preprocessor import read_pairs
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
-from keras_transformer.tasks import Task, TranslationTask
+from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import Vocabulary
 
 
 class TranslationMetrics(keras.callbacks.Callback):
     """Translates a dev set at the end of each epoch, and adds BLEU and chrF to the logs.
 
-    The progress line and the history show `val_bleu` and `val_chrf`, sacreBLEU's from 0 to 100, and
-    `val_exact_match`, from 0 to 1. `EarlyStopping`, `ModelCheckpoint` and `ReduceLROnPlateau` can
-    monitor them with `mode="max"`. `Seq2SeqModel.fit` calls this callback before those; other
-    models need it first in the list. After `SwapEMAWeights` it measures the averaged weights.
+    The progress line and the history show `val_bleu` and `val_chrf`, sacreBLEU's from 0 to 100.
+    `EarlyStopping`, `ModelCheckpoint` and `ReduceLROnPlateau` monitor them with `mode="max"`.
+    `Seq2SeqModel.fit` calls this callback before those; other models need it first in the list.
+    After `SwapEMAWeights` it measures the averaged weights.
 
     Args:
         pairs: the dev set, see `read_pairs`.
         source, target: the vocabularies; None as the target means the same.
-        task: evaluates the translations; `TranslationTask(bleu_tokenize="char")` for texts with
-            fewer than four words.
+        task: evaluates the translations; `TranslationTask(bleu_tokenize="char")` suits texts of
+            fewer than four words, whose BLEU is undefined, and 0 here.
         **search: fields of `SearchConfig`, such as `beam_size`.
 
     Raises:
@@ -42,7 +43,7 @@ class TranslationMetrics(keras.callbacks.Callback):
         pairs: Any,
         source: Vocabulary,
         target: Vocabulary | None = None,
-        task: Task | None = None,
+        task: TranslationTask | None = None,
         **search: Any,
     ) -> None:
         super().__init__()
@@ -63,6 +64,13 @@ class TranslationMetrics(keras.callbacks.Callback):
                     f"the model has {size} {side} tokens, the vocabulary {vocabulary.size}; give "
                     "TranslationMetrics the vocabularies of the model"
                 )
+        texts = self._text
+        if self._task.evaluate(texts.target, texts.target, texts.source)["bleu"] is None:
+            warnings.warn(
+                "BLEU of these pairs is undefined, since no target has four words: val_bleu is 0; "
+                'monitor val_chrf, or give task=TranslationTask(bleu_tokenize="char")',
+                stacklevel=2,
+            )
         self._translator = Translator(
             self.model, *self._vocabularies, self._search, task=self._task
         )
@@ -71,11 +79,5 @@ class TranslationMetrics(keras.callbacks.Callback):
         found = self._translator.translate(self._text.source)
         outputs = self._task.postprocess(list(map(str, found)), self._text.source)
         results = self._task.evaluate(outputs, self._text.target, self._text.source)
-        if results[self._task.metric.name] is None:  # undefined
-            results[self._task.metric.name] = self._task.metric.worst
         if logs is not None:
-            logs |= {
-                f"val_{name}": float(value)
-                for name, value in results.items()
-                if isinstance(value, int | float)
-            }
+            logs |= {"val_bleu": results["bleu"] or 0.0, "val_chrf": results["chrf"]}

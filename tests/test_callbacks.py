@@ -62,7 +62,9 @@ def test_metrics_are_those_of_the_translator(fit, vocabulary, capsys):
     assert "val_bleu: 100.0" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize(
+    "is_first", [pytest.param(True, marks=pytest.mark.slow), False], ids=["first", "last"]
+)
 def test_early_stopping_and_checkpoints_see_bleu_in_any_order(fit, vocabulary, tmp_path, is_first):
     metrics = TranslationMetrics(PAIRS, vocabulary, **SEARCH)
     path = str(tmp_path / "{epoch}-{val_bleu:.1f}.weights.h5")
@@ -81,6 +83,7 @@ def test_early_stopping_and_checkpoints_see_bleu_in_any_order(fit, vocabulary, t
     assert [float(row["val_bleu"]) for row in rows] == history["val_bleu"]
 
 
+@pytest.mark.slow
 def test_averaged_weights_are_measured_after_they_are_swapped_in(fit):
     order = []
 
@@ -103,6 +106,14 @@ def test_averaged_weights_are_measured_after_they_are_swapped_in(fit):
     reader = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: order.append("reader"))
     fit(reader, Swap(), reader, Metrics(), epochs=1)
     assert order == ["reader", "swap", "metrics", "reader"]
+
+
+@pytest.mark.slow
+def test_undefined_bleu_is_zero_with_a_warning(fit, vocabulary):
+    pairs = [("a dog", "ein Hund")]
+    with pytest.warns(UserWarning, match="no target has four words"):
+        _, history = fit(TranslationMetrics(pairs, vocabulary, **SEARCH), epochs=1)
+    assert history["val_bleu"] == [0.0]
 
 
 @pytest.mark.parametrize(
