@@ -93,18 +93,22 @@ class TestSetFlags(NamedTuple):
         translations: list[list[Translation]] = []
         remarks = common.LineRemarks()
         start = last_report = time.monotonic()
-        num_done = length_done = 0
+        num_done = length_done = length_before = 0
         for batch in batches:
             with remarks.collected([row + 1 for row in batch]):
                 translations.append(translator.translate([sentences[row] for row in batch]))
             num_done += len(batch)
             length_done += sum(lengths[row] for row in batch)
             now = time.monotonic()
+            if not length_before:  # the first batch, in which the graph is traced, tells little
+                start, length_before = now, length_done
             if now - last_report >= _SECONDS_BETWEEN_REPORTS and num_done < len(sentences):
                 last_report = now
-                seconds_left = (now - start) * (sum(lengths) / max(length_done, 1) - 1)
                 progress = f"Translated {num_done:,} of {len(sentences):,} sentences"
-                print(f"{progress}; about {seconds_left:.0f} s left", file=sys.stderr)
+                if length_done > length_before:
+                    pace = (now - start) / (length_done - length_before)
+                    progress += f"; about {pace * (sum(lengths) - length_done):.0f} s left"
+                print(progress, file=sys.stderr)
         remarks.report()
         return in_row_order(batches, translations)
 

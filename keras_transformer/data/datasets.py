@@ -3,9 +3,12 @@
 TensorFlow Datasets takes long to import, so that happens inside the functions.
 """
 
+import contextlib
 import dataclasses
 import difflib
+import io
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -145,7 +148,14 @@ def _prepare(builder: Any, name: str) -> None:
 
     download = tfds.download.DownloadConfig(try_download_gcs=False)
     try:
-        builder.download_and_prepare(download_config=download)
+        with contextlib.ExitStack() as stack:
+            if not sys.stderr.isatty() and not builder.is_prepared():
+                # One line instead of TensorFlow Datasets' bars and long lines.
+                print(f"Preparing {name} in {builder.data_dir} ...", file=sys.stderr)
+                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                tfds.disable_progress_bar()
+                stack.callback(tfds.enable_progress_bar)
+            builder.download_and_prepare(download_config=download)
     except ImportError as error:
         raise InputError(
             f"{name} needs a package that is missing ({error}); install it with pip"

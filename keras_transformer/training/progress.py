@@ -51,15 +51,14 @@ class Progress:
         self._live = self._stream.isatty() if live is None else live
         self._row: Row | None = None
         self._skipped = 0.0
-        self._first: tuple[int, float] | None = None  # step, and the time when it was done
+        self._pace = _Pace()
         self._drawn = -math.inf  # the time of the last drawing
         self._is_open = False  # whether the line that changes is on the terminal
 
     def end_batch(self, step: int) -> None:
         """Redraws the line of a terminal now and then."""
         now = time.perf_counter()
-        if self._first is None:  # the first batch is slow: its graph is built and compiled
-            self._first = step, now
+        self._pace.note(step, now)
         if self._live and now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
             self._drawn = now
             # Once there is a whole row, its values are steadier than those of a few batches.
@@ -109,9 +108,9 @@ class Progress:
             f"{_thousands(row['tokens_per_second'])} tok/s",
             f"{_thousands(row['flops'])} FLOP",
         ]
-        seconds_left = self._seconds_left(step)
-        if seconds_left is not None:
-            parts.append(f"left {_duration(seconds_left)}")
+        seconds = self._pace.seconds_per_step(step, time.perf_counter())
+        if seconds is not None:
+            parts.append(f"left {_duration((self._train_steps - step) * seconds)}")
         return "  ".join(parts)
 
     def _dev_line(self, row: Row) -> str:
@@ -127,12 +126,31 @@ class Progress:
         total = f"{self._train_steps:,}"
         return f"{step:{len(total)},}/{total}"
 
-    def _seconds_left(self, step: int) -> float | None:
-        """Returns how long the rest of the run takes, checkpoints and all, at the pace so far."""
-        if self._first is None or step == self._first[0]:
+
+class _Pace:
+    """The time of a step, checkpoints and all, over the later half of the steps or more.
+
+    The first step, in which the graph is built and compiled, does not count, and the next ones, in
+    which batches of new shapes are, are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._starts: list[tuple[int, float]] = []  # of measurements: step, and when it was done
+
+    def note(self, step: int, now: float) -> None:
+        """Notes that a step is done."""
+        if not self._starts:
+            self._first, self._starts = step, [(step, now)] * 2
+        elif step - self._first >= 2 * (self._starts[1][0] - self._first):
+            self._starts = [self._starts[1], (step, now)]
+
+    def seconds_per_step(self, step: int, now: float) -> float | None:
+        """Returns the seconds of a step, None before two steps are done."""
+        if not self._starts or step == self._starts[0][0]:
             return None
-        seconds = time.perf_counter() - self._first[1]
-        return (self._train_steps - step) * seconds / (step - self._first[0])
+        start, time_of_start = self._starts[0]
+        return (now - time_of_start) / (step - start)
 
 
 def _quality(row: Mapping[str, float]) -> list[str]:

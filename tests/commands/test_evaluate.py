@@ -64,7 +64,7 @@ def test_wide_beams_have_smaller_batches_and_progress_is_shown(evaluate, monkeyp
     result = evaluate("--batch_size=5", "--beam_size=8")
     assert (result.code, sizes) == (0, [(4, 2)] * 3)
     reports = re.findall(
-        r"^Translated (\d+) of 12 sentences; about (\d+) s left$", result.err, re.M
+        r"^Translated (\d+) of 12 sentences(?:; about (\d+) s left)?$", result.err, re.M
     )
-    assert [int(num_done) for num_done, _ in reports] == [4, 8]
-    assert 0 < int(reports[1][1]) < int(reports[0][1])
+    assert [num_done for num_done, _ in reports] == ["4", "8"]
+    assert reports[0][1] == "" and int(reports[1][1]) > 0  # the first batch tells no pace

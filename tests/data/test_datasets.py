@@ -72,6 +72,16 @@ def test_sentences_come_as_text_with_the_source_first(tmp_path):
     assert list(split) == list(split)
 
 
+def test_preparing_a_data_set_is_one_line_in_a_log(tmp_path, capsys):
+    split = DatasetSplit(name="tiny_phrases/de_to_en", split="train", data_dir=tmp_path)
+    assert len(list(split)) == len(list(split)) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        f"Preparing tiny_phrases/de_to_en in {tmp_path}/tiny_phrases/de_to_en/1.0.0 ..."
+    ]
+
+
 def test_direction_is_in_the_name_and_can_be_reversed(tmp_path):
     named = load_parallel("tiny_phrases/en_to_de", "dev", data_dir=tmp_path)
     turned = load_parallel("tiny_phrases/de_to_en", "dev", data_dir=tmp_path, reverse=True)

@@ -56,6 +56,18 @@ def test_log_has_a_line_for_each_row_dev_set_and_skipped_updates(monkeypatch):
     assert start == "      0/100,000  loss 3.000  on the dev set"
 
 
+def test_time_left_forgets_the_slow_steps_at_the_beginning(monkeypatch):
+    log = Screen(monkeypatch, live=False)
+    log.step = 0
+    for step in range(1, 101):  # each of the first ten has a new shape
+        log.batch(10.0 if step <= 10 else 1.0)
+        if step in (5, 100):
+            log.progress.show(ROW | {"step": step})
+    early, late = log.stream.getvalue().splitlines()
+    assert early.endswith("left 11d13h")  # ten seconds a step
+    assert late.endswith("left 1d03h")  # one second
+
+
 def test_terminal_line_changes_twice_a_second_and_dev_lines_stay(monkeypatch):
     terminal = Screen(monkeypatch, live=True)
     for _ in range(21):
