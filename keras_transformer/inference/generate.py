@@ -140,17 +140,22 @@ def option_types(search: SearchConfig) -> dict[str, tf.DType]:
 
 
 def read_options(
-    columns: Mapping[str, Tensor], search: SearchConfig, tokenizer: Tokenizer
+    columns: Mapping[str, Tensor],
+    search: SearchConfig,
+    tokenizer: Tokenizer,
+    source_lengths: Tensor,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Returns the settings of single sentences from the columns of a request.
 
     No value is an error, since a request shares its batch with others: negative numbers and NaN
-    stand for the configuration's value, and too large ones are clipped.
+    stand for the configuration's value, and too large ones are clipped. A prefix or a minimum
+    length beyond the longest translation of the row is cut: the whole batch would wait for it.
 
     Args:
         columns: a tensor [B] for each name of `option_types`; phrases one to a line.
         search: the configuration.
         tokenizer: of the target.
+        source_lengths: int [B], tokens of the sources.
 
     Returns:
         The settings, and which rows have one that cannot be kept as it is, bool [B]: the
@@ -169,10 +174,16 @@ def read_options(
     limit = search.max_extra_length
     is_ignored = settings["max_extra_length"] > limit
     settings["max_extra_length"] = tf.minimum(settings["max_extra_length"], limit)
-    longest = search.max_source_length + limit
-    prefix = tokenizer.tokenize(columns["prefix"], longest + 1)
-    is_ignored |= (prefix.row_lengths() > longest) | _has_unknown(prefix)
-    settings["prefix"] = prefix[:, :longest].to_tensor(PAD_ID)
+    longest = tf.cast(source_lengths, tf.int32) + limit  # [B]
+    is_ignored |= columns["min_length"] > longest
+    settings["min_length"] = tf.minimum(settings["min_length"], longest)
+    prefix = tokenizer.tokenize(columns["prefix"], search.max_source_length + limit + 1)
+    lengths = tf.cast(prefix.row_lengths(), tf.int32)
+    is_ignored |= (lengths > longest) | _has_unknown(prefix)
+    lengths = tf.minimum(lengths, longest)
+    places = tf.range(tf.maximum(tf.reduce_max(lengths), 0))  # of no rows it is negative
+    ids = prefix.to_tensor(PAD_ID)[:, : tf.size(places)]
+    settings["prefix"] = tf.where(places < lengths[:, None], ids, PAD_ID)
     lines = columns["banned_phrases"]
     if search.banned_phrases:
         lines = tf.where(lines == "", "\n".join(search.banned_phrases), lines)

@@ -216,9 +216,6 @@ class Translator(BatchTranslator):
         # A byte that is not UTF-8 is read as U+FFFD; what is copied from the text is UTF-8 then.
         text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8")
         options, answer = None, {}
-        if columns:
-            options, ignored = read_options(columns, self.search, self.target_tokenizer)
-            answer["options_ignored"] = ignored
         if self.task is not None:
             text = self.task.read_text(text)
         # Not all vocabularies read a wide space as a space.
@@ -226,7 +223,12 @@ class Translator(BatchTranslator):
         limit = self.search.max_source_length
         # One more token shows if there is one.
         tokens, surfaces = self.source_tokenizer.tokenize_with_surfaces(text, limit + 1)
-        answer["source_cut"] = tokens.row_lengths() > limit
+        lengths = tokens.row_lengths()
+        answer["source_cut"] = lengths > limit
+        if columns:
+            options, answer["options_ignored"] = read_options(
+                columns, self.search, self.target_tokenizer, tf.minimum(lengths, limit)
+            )
         source = with_eos(tokens, limit)  # [B, S]
         found = self._search_batch(source, options, details)
         translations = self.target_tokenizer.detokenize(found.ids)  # [B, N]

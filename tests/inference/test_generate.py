@@ -236,14 +236,26 @@ def test_phrases_beyond_the_limit_are_not_tokenized(translator):
         ("banned_phrases", "\n" * 2_000_000, True),  # more than is read
         ("prefix", "木 Haus", False),
         ("prefix", "木 q😀", True),
-        ("prefix", "木 " * 17, False),
-        ("prefix", "木 " * 18, True),  # longer than any translation
     ],
     ids=lambda value: repr(value)[:20],
 )
 def test_answer_says_that_an_option_is_ignored(translator, column, value, is_ignored):
     answer = ask(translator, ["hello", "sun"], **{column: [value, ""]})
     assert answer["options_ignored"].numpy().tolist() == [is_ignored, False]
+
+
+def test_prefix_and_minimum_are_cut_to_the_longest_translation(translator):
+    # A batch waits for its longest row. Translations may have 5 tokens more than their source.
+    (source,) = translator.source_tokenizer.vocabulary.encode(["hello"])
+    longest = len(source) + 5
+    prefixes = ["木 " * longest, "木 " * (longest + 1), "木 " * 1000]
+    answer = ask(translator, ["hello"] * 3, prefix=prefixes)
+    assert answer["options_ignored"].numpy().tolist() == [False, True, True]
+    for text in answer["translations"][:, 0].numpy():
+        assert text.decode().split() == ["木"] * longest
+    answer = ask(translator, ["hello"] * 3, min_length=[longest, longest + 1, 2**31 - 1])
+    assert answer["options_ignored"].numpy().tolist() == [False, True, True]
+    assert len(set(answer["translations"][:, 0].numpy())) == 1
 
 
 def test_unspellable_phrases_are_rejected_or_ignored(make_translator, translator):
