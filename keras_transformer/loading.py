@@ -114,8 +114,7 @@ class Translator(inference.Translator):
             model, configs, vocabularies = named.model, named.configs, (named.source, named.target)
             for note in named.notes:
                 warnings.warn(note, stacklevel=2)
-        translator = cls(model, *vocabularies, configs.search_config(search), task=configs.task)
-        return translator.with_cached_projection()
+        return cls(model, *vocabularies, configs.search_config(search), task=configs.task)
 
 
 def _is_run(path: pathlib.Path) -> bool:

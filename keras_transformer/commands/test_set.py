@@ -84,7 +84,6 @@ class TestSetFlags(NamedTuple):
         Progress, and which sentences the model did not take as they are, go to standard error.
         """
         search = translator.search
-        translator = translator.with_cached_projection()
         hypotheses = search.num_translations if search.method == "sampling" else search.beam_size
         batch_size = max(1, min(self.batch_size.value, 4 * self.batch_size.value // hypotheses))
         translator.batch_size = batch_size

@@ -126,7 +126,7 @@ def _load_run(
     search = configs.search_config(given)
     translator = Translator(*common.load_translator(found), search, task=configs.task)
     files = [run.checkpoints().folder / f"{name}.index" for run, name in found]
-    return translator.with_cached_projection(), configs.task, files
+    return translator, configs.task, files
 
 
 def _check_options(given: dict[str, Any], card: Mapping[str, Any]) -> None:

@@ -17,11 +17,9 @@ Shapes: B sentences, S source length, T target length, both with EOS; N translat
 L their longest length.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
@@ -57,7 +55,7 @@ class Translator(BatchTranslator):
             default six where there is a GPU, see `gpu_shapes`.
         task: of the model; it may constrain searches and complete their outputs.
         details: whether the functions of an export return what a `DetailedTranslation` has, too.
-        stores_projection: see `with_cached_projection`.
+        stores_projection: see `with_stored_projection`.
 
     Raises:
         InputError: a coverage penalty needs attention, which the model lacks; details cannot be
@@ -104,13 +102,19 @@ class Translator(BatchTranslator):
             input_signature=[tf.TensorSpec([None, None], tf.int32)],
             autograph=False,
         )
-        self._projection = StoredProjection(model) if stores_projection else None
+        self._projection: Any = ()  # variables
+        if stores_projection:
+            self._projection = tf.nest.map_structure(
+                lambda value: tf.Variable(value, trainable=False, name="projection"),
+                model.encode(tf.constant([[EOS_ID]])).projection,
+            )
         self._traced: dict[tuple[str, bool], Any] = {}
 
-    def with_cached_projection(self) -> "Translator":
-        """Returns a faster translator, which computes the matrix of the logits only once.
+    def with_stored_projection(self) -> "Translator":
+        """Returns the translator to export: it stores the matrix of the logits.
 
-        Calls from Python follow changed weights; functions of `signatures` do not notice them.
+        That matrix, laid out for decoding, depends on weights alone: a server need not compute it
+        for every request. The functions do not notice weights that change later.
         """
         return Translator(
             self.model,
@@ -150,7 +154,7 @@ class Translator(BatchTranslator):
     @property
     def variables(self) -> list[tf.Variable]:
         """All that an export has to save."""
-        stored = self._projection.variables if self._projection else []
+        stored = tf.nest.flatten(self._projection)
         return [*(variable.value for variable in self.model.variables), *stored]
 
     def module(self) -> tf.Module:
@@ -171,8 +175,6 @@ class Translator(BatchTranslator):
         return answer
 
     def _find(self, name: str, details: bool = False) -> Any:
-        if self._projection:
-            self._projection.refresh()
         if name not in self.signature_names:
             return super()._find(name)  # reports it
         return self.function(name, details or self.details)
@@ -295,7 +297,7 @@ class Translator(BatchTranslator):
             options,
             max_length_bound=longest,
             constraints=self.task.constraints(source, vocabularies) if self.task else (),
-            projection=self._projection.read() if self._projection else None,
+            projection=tf.nest.map_structure(tf.convert_to_tensor, self._projection) or None,
             details=details,
         )
 
@@ -365,56 +367,6 @@ def _without_repeats(lists: Mapping[str, Tensor]) -> dict[str, Tensor]:
         is_empty = tf.reshape(is_repeat, [-1, count, *[1] * (values.shape.rank - 2)])
         moved[name] = tf.where(is_empty, empty[name], values)
     return moved
-
-
-class StoredProjection:
-    """The `projection` of a model's decoding states, as variables.
-
-    The matrix of the logits, laid out for decoding, depends on weights alone: stored, it need not
-    be computed for every request.
-    """
-
-    def __init__(self, model: TranslationModel) -> None:
-        self._model = model
-        self._kept = self._read_weights()
-        self._variables = tf.nest.map_structure(
-            lambda value: tf.Variable(value, trainable=False, name="projection"), self._compute()
-        )
-
-    @property
-    def variables(self) -> list[tf.Variable]:
-        """What an export has to save besides the model's variables."""
-        return tf.nest.flatten(self._variables)
-
-    def read(self) -> Any:
-        """Returns the projection as tensors."""
-        return tf.nest.map_structure(tf.convert_to_tensor, self._variables)
-
-    def refresh(self) -> None:
-        """Computes the projection again if a weight that it depends on has changed."""
-        weights = self._read_weights()
-        if not all(itertools.starmap(_are_equal, zip(weights, self._kept, strict=True))):
-            self._kept = weights
-            tf.nest.map_structure(
-                lambda variable, value: variable.assign(value), self._variables, self._compute()
-            )
-
-    def _compute(self) -> Any:
-        return self._model.encode(tf.constant([[EOS_ID]])).projection
-
-    def _read_weights(self) -> "list[np.ndarray[Any, Any]]":
-        # A model that does not say which weights these are has to name all.
-        variables = getattr(self._model, "projection_variables", self._model.variables)
-        return [np.asarray(variable.value.read_value()) for variable in variables]
-
-
-def _are_equal(value: "np.ndarray[Any, Any]", kept: "np.ndarray[Any, Any]") -> bool:
-    """Compares two readings of a variable.
-
-    A reading on a CPU is the variable's own memory, which TensorFlow never writes to while a
-    reading is kept: a change makes a copy, so the same address means the same values.
-    """
-    return value.ctypes.data == kept.ctypes.data or np.array_equal(value, kept)
 
 
 def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:

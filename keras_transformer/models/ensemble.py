@@ -63,15 +63,6 @@ class Ensemble:
         """Those of all models."""
         return [variable for model in self.models for variable in model.variables]
 
-    @property
-    def projection_variables(self) -> list[Any]:
-        """Those of all models, see `Seq2SeqModel.projection_variables`."""
-        return [
-            variable
-            for model in self.models
-            for variable in getattr(model, "projection_variables", model.variables)
-        ]
-
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
         """Returns the logarithms of the mean probabilities [B, T, V]."""
         return _log_mean([model.call(inputs, training=training) for model in self.models])

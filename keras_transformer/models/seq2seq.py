@@ -398,12 +398,6 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             return (matrix,)
         return matrix, ops.cast(self.output_bias, self.compute_dtype)
 
-    @property
-    def projection_variables(self) -> list[keras.Variable]:
-        """The variables that `output_projection` depends on."""
-        bias = [] if self.output_bias is None else [self.output_bias]
-        return [*(self.projection or self.target_embedding).variables, *bias]
-
     def embedding_tables(self) -> list[keras.Variable]:
         """Returns the matrices whose rows are looked up by index."""
         return [self.source_embedding.table, self.target_embedding.table]

@@ -98,7 +98,7 @@ def export(
     name = base.resolve().name if name is None else name
     check_name(base, name)
 
-    serving = translator.with_cached_projection()
+    serving = translator.with_stored_projection()
     signatures = serving.signatures()
     most_sentences = read_batching(base).get("max_batch_size")
     requests = make_requests(serving, signatures, sentences, batch_sizes, most_sentences)

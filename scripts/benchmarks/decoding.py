@@ -242,7 +242,7 @@ def _write_models(
     folders = {name: f"{folder}/{name}" for name in translators}
     for name, translator in translators.items():
         # The graph of this signature is the same in an export of all of them.
-        translator = translator.with_cached_projection()
+        translator = translator.with_stored_projection()
         tokens = translator.function("tokens")
         tf.saved_model.save(translator.module(), folders[name], signatures={"tokens": tokens})
     rival = f"{folder}/ctranslate2"

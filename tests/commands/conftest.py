@@ -81,8 +81,7 @@ def share_translators(monkeypatch, traced):
             return make(model, source, target, search, *others, **options)  # for an export, say
         key = (id(model), search, options["task"])
         if key not in traced:
-            traced[key] = made = make(model, source, target, search, **options)
-            made.with_cached_projection = functools.cache(made.with_cached_projection)
+            traced[key] = make(model, source, target, search, **options)
         return traced[key]
 
     monkeypatch.setattr(common, "load_translator", load_once)

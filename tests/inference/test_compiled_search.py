@@ -102,7 +102,7 @@ def test_six_shapes_are_compiled_where_there_is_a_gpu(trained, monkeypatch):
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["GPU:0"])
     translator = Translator(*trained, SEARCH)
     assert len(translator._compiled._programs) == 6
-    assert translator.with_cached_projection().xla == translator.xla
+    assert translator.with_stored_projection().xla == translator.xla
     assert Translator(*trained, SEARCH, details=True).xla is None
 
 

@@ -198,7 +198,7 @@ def test_attention_needs_all_models_to_have_it(two_best, wrap):
         "mixed ensemble": Ensemble([model, bare]),
     }[wrap]
     translator = Translator(wrapped, *_vocabularies(two_best))
-    for each in (translator, translator.with_cached_projection()):
+    for each in (translator, translator.with_stored_projection()):
         assert each.signature_names == ["serving_default", "translate_options", "score", "tokens"]
         with pytest.raises(InputError, match="the model has no signature 'attention'"):
             each.align(["two"], ["दो"])

@@ -96,7 +96,7 @@ def export_quickly(two_best, signatures, exported, monkeypatch):
     def save(module, path, **options):
         shutil.copytree(exported, path, dirs_exist_ok=True)
 
-    monkeypatch.setattr(Translator, "with_cached_projection", lambda self: self)
+    monkeypatch.setattr(Translator, "with_stored_projection", lambda self: self)
     monkeypatch.setattr(Translator, "signatures", lambda self: signatures)
     monkeypatch.setattr(tf.saved_model, "save", save)
     monkeypatch.setattr(export_module, "compare_answers", lambda *_: None)
@@ -256,7 +256,7 @@ def test_model_card_describes_the_export(exported, two_best):
     assert card["model"] == two_best.model.config.to_dict()
     assert card["search"] == json.loads(two_best.search.to_json())
     assert card["parameters"] == two_best.model.count_params()
-    cached = make_model_card(two_best.with_cached_projection(), {}, [], [])
+    cached = make_model_card(two_best.with_stored_projection(), {}, [], [])
     assert cached["parameters"] == card["parameters"]
     assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
     for side in ("source", "target"):
