@@ -6,6 +6,7 @@
     python scripts/benchmark.py decode --presets= --run_dir=runs/multi30k --sentences=test.en
     python scripts/benchmark.py plan --pairs=1000000000
     python scripts/benchmark.py layers
+    python scripts/benchmark.py start --presets=tiny --rounds=3
 
 train: real target tokens a second of whole training steps, ours and those of PyTorch's
 nn.Transformer (if torch is installed) in the same precisions: with default settings,
@@ -18,6 +19,8 @@ Each engine works as one worker with all cores and, on a CPU, as workers with on
 plan: time and memory of planning an epoch over made-up lengths, 16 bytes a pair on disk.
 layers: Table 1 of the paper: time, peak memory and operations of one layer over the length n, how
 they grow, sequential operations and path lengths as measured beside the table's.
+start: processor seconds of a new process until its first translation, by a run and by its export:
+imports, loading, the first call. Nodes are those of `serving_default`, and of the whole export.
 
 The engines take turns in a random order, so that whatever else the machine does slows all of them.
 Rates are medians of the turns, with the 95 % confidence interval from low to high. Minor page
@@ -40,7 +43,7 @@ from typing import Any
 
 from absl import flags
 
-from benchmarks import decoding, training
+from benchmarks import decoding, start, training
 from benchmarks.engines import table
 from keras_transformer.commands import command_flags, common
 from keras_transformer.commands.main import run
@@ -116,6 +119,7 @@ def main(arguments: list[str]) -> None:
         "decode": _decode,
         "plan": _plan,
         "layers": _layers,
+        "start": _start,
     }
     if len(arguments) != 1 or arguments[0] not in commands:
         raise InputError(
@@ -127,6 +131,7 @@ def main(arguments: list[str]) -> None:
         "decode": (_DEVICE, _BATCHES, _RUN_DIR, _CHECKPOINT, _SENTENCES),
         "plan": (_PAIRS, _WHOLE_EPOCH),
         "layers": (_LENGTHS, _DIM, _WINDOW),
+        "start": (),
     }
     mine = {holder.name for holder in own[arguments[0]]}
     others = itertools.chain(*(own[name] for name in own if name != arguments[0]))
@@ -210,6 +215,18 @@ def _layers() -> None:
             rows += (group := list(layers.measure(list(layers.LAYER_TYPES), [length], *sizes)))
             yield group
         yield list(layers.summarize(rows, *sizes))
+
+    _show(groups())
+
+
+def _start() -> None:
+    common.load_tensorflow()
+    size = _VOCABULARY_SIZE.value or _TRAINING_VOCABULARY
+
+    def groups() -> Iterator[list[Any]]:
+        for preset in _PRESETS.value:
+            with tempfile.TemporaryDirectory() as folder:
+                yield list(start.measure(preset, size, pathlib.Path(folder), _ROUNDS.value))
 
     _show(groups())
 

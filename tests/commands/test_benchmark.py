@@ -46,6 +46,19 @@ def test_train_has_a_row_per_installed_engine(measure, monkeypatch):
 
 
 @pytest.mark.slow
+def test_start_has_the_seconds_of_a_run_and_of_an_export(measure, monkeypatch):
+    presets = config.TransformerConfig.PRESETS
+    monkeypatch.setitem(presets, "tiny", presets["tiny"] | {"num_layers": 1})
+    rows = measure("start", "--presets=tiny", "--vocabulary_size=90")
+    assert list(rows) == ["run/tiny", "export/tiny"]
+    for row in rows.values():
+        parts = [row[f"{part}_seconds"] for part in ("import", "load", "translation")]
+        assert min(parts) > 0
+        assert sum(parts) == pytest.approx(row["processor_seconds"])
+    assert 500 < rows["run/tiny"]["nodes"] < rows["export/tiny"]["nodes"]
+
+
+@pytest.mark.slow
 def test_decode_has_rows_per_installed_engine(measure, monkeypatch):
     from benchmarks import decoding
 
