@@ -52,7 +52,7 @@ def translate_paragraphs(
     texts = [paragraphs] if isinstance(paragraphs, str) else paragraphs
     split = SplitParagraphs(texts, language)
     results = translator.translate(split.sentences, **options)
-    joined = split.join([each.text for each in results])
+    joined = split.join([translation.text for translation in results])
     return joined[0] if isinstance(paragraphs, str) else joined
 
 
@@ -75,7 +75,7 @@ class SplitParagraphs:
         check_choice("the language of sentences", language, sorted(LANGUAGE_CODES))
         segmenter = pysbd.Segmenter(language=language, clean=False)
         self._paragraphs = text_input("paragraphs", paragraphs).values
-        self._spans = [list(_find_spans(each, segmenter)) for each in self._paragraphs]
+        self._spans = [list(_find_spans(text, segmenter)) for text in self._paragraphs]
         self.sentences: list[str] = []
         self.rows: list[int] = []
         for row, (paragraph, spans) in enumerate(zip(self._paragraphs, self._spans, strict=True)):

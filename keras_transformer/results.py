@@ -236,7 +236,7 @@ class Alignment(NamedTuple):
 
     @classmethod
     def of(cls, attention: "np.ndarray", *pieces: Sequence[str]) -> Self:
-        """Returns the alignment of source and target pieces, see `align_by_attention`."""
+        """Returns the alignment of source and target pieces by their attention."""
         source, target = (len(_words(side)) for side in pieces)
         may_merge = (_UNKNOWN_WORD in pieces[0], _UNKNOWN_WORD in pieces[1])
         return cls(align_by_attention(attention, *pieces), (source, target), may_merge)
@@ -250,7 +250,7 @@ def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
 def align_by_attention(
     attention: "np.ndarray", source_pieces: Sequence[str], target_pieces: Sequence[str]
 ) -> list[tuple[int, int]]:
-    """Returns for each target word the source word that it attends to most.
+    """Aligns each target word with the source word that it attends to most.
 
     The attention between words is the mean over the target word's tokens of the sum over the source
     word's tokens. EOS is not a word, and nothing is aligned to it.
@@ -283,13 +283,13 @@ def in_words_of_texts(
     Where a vocabulary makes two words of one, as in "it´s", into which NFKC puts a space, that
     one gets the pairs of both. The list is empty where the words cannot be matched up.
     """
-    found: list[list[tuple[int, int]]] = []
+    in_texts: list[list[tuple[int, int]]] = []
     for (pairs, *words), *texts in zip(alignments, sources, targets, strict=True):
         source, target = map(word_indices, texts, *words)
         if not source or not target:
             pairs = []
-        found.append(list(dict.fromkeys((source[i], target[j]) for i, j in pairs)))
-    return found
+        in_texts.append(list(dict.fromkeys((source[i], target[j]) for i, j in pairs)))
+    return in_texts
 
 
 def _words(pieces: Sequence[str]) -> list[list[int]]:
@@ -312,9 +312,9 @@ def word_indices(text: str, count: int, may_merge: bool = False) -> list[int]:
     words = text.split()
     if len(words) == count or may_merge:
         return list(range(count)) if len(words) == count else []
-    kept = [len(word.split()) for word in text.split(" ") if word]
-    if len(kept) == count and all(kept):
-        return [0, *itertools.accumulate(kept)][:-1]
+    sizes = [len(word.split()) for word in text.split(" ") if word]
+    if len(sizes) == count and all(sizes):
+        return [0, *itertools.accumulate(sizes)][:-1]
     parts = [len(unicodedata.normalize("NFKC", _visible(word)).split()) for word in words]
     indices = [index for index, number in enumerate(parts) for _ in range(number)]
     return indices[:count] if len(indices) >= count else []

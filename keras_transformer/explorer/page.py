@@ -43,11 +43,11 @@ def make_page(content: Mapping[str, Any] | None, is_live: bool = False) -> str:
         "data": data.replace("<", "\\u003c"),
         "script": scripts,
     }
-    return re.sub(r"{{(\w+)}}", lambda found: parts[found[1]], page)
+    return re.sub(r"{{(\w+)}}", lambda match: parts[match[1]], page)
 
 
 def page_content(views: Sequence[View]) -> dict[str, Any]:
-    """Returns what the page shows, in JSON's types.
+    """Returns the content of the page in JSON's types.
 
     Args:
         views: of all models and all sentences.
@@ -86,8 +86,8 @@ def _heads(views: Sequence[View]) -> dict[str, Any]:
 
 def _describe(view: View) -> dict[str, Any]:
     tree = view.tree and {
-        "nodes": [[each[0], each[1], round(each[2], 3), each[3]] for each in view.tree.nodes],
-        "translations": [each._asdict() for each in view.tree.translations],
+        "nodes": [[node[0], node[1], round(node[2], 3), node[3]] for node in view.tree.nodes],
+        "translations": [translation._asdict() for translation in view.tree.translations],
     }
     return {
         "model": view.model,

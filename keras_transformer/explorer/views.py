@@ -123,19 +123,19 @@ def inspect_model(
         _check_not_blank(ids)
         source = tf.constant([[*ids, EOS_ID]])
         recorder = SearchRecorder()
-        found = search_translations(
+        hypotheses = search_translations(
             model,
             source,
             search,
             target_vocabulary,
             constraints=[*task.constraints(source, vocabularies), recorder],
         )
-        tree = make_tree(recorder.steps, found, target_vocabulary)
+        tree = make_tree(recorder.steps, hypotheses, target_vocabulary)
         if not tree.translations:
             raise InputError(
                 f"{name}: the search found no translation of {sentence[:40]!r}; change its options"
             )
-        written = found.ids[0, 0, : found.lengths[0, 0]].numpy().tolist()
+        written = hypotheses.ids[0, 0, : hypotheses.lengths[0, 0]].numpy().tolist()
         read = [BOS_ID, *written][:-1]
         inputs = {"source": source, "target": tf.constant([read])}
         weights = model.attentions(inputs)
@@ -144,7 +144,7 @@ def inspect_model(
         output = tf.constant([[tree.translations[0].text]])
         if search.replace_unknowns:
             _, surfaces = tokenizer.tokenize_with_surfaces(text, search.max_source_length)
-            output = copy_unknowns(output, found.ids[:, :1], source, surfaces)
+            output = copy_unknowns(output, hypotheses.ids[:, :1], source, surfaces)
         finished = task.finish(output, text).numpy().item().decode()
         return View(
             name,
@@ -167,10 +167,10 @@ def inspect_export(name: str, translator: BatchTranslator) -> Inspector:
     def inspect(sentence: str) -> View:
         _check_not_blank(sentence.split())
         translation = translator.translate(sentence).text
-        (found,) = translator.attention([sentence], [translation])
-        read = ["<s>", *found.target][:-1]
-        weights = {"cross": found.weights[None, None]}
-        return View(name, sentence, translation, found.source, read, found.target, weights)
+        (attention,) = translator.attention([sentence], [translation])
+        read = ["<s>", *attention.target][:-1]
+        weights = {"cross": attention.weights[None, None]}
+        return View(name, sentence, translation, attention.source, read, attention.target, weights)
 
     return inspect
 
@@ -222,39 +222,43 @@ class SearchRecorder(Constraint):
         return logits
 
 
-def make_tree(steps: Sequence[SearchStep], found: Hypotheses, target: Vocabulary) -> SearchTree:
+def make_tree(
+    steps: Sequence[SearchStep], hypotheses: Hypotheses, target: Vocabulary
+) -> SearchTree:
     """Returns the tree of a search for one sentence.
 
     Args:
         steps: by `SearchRecorder`.
-        found: the result of the search.
+        hypotheses: the result of the search.
         target: the vocabulary.
     """
-    lengths = found.lengths[0].numpy()
-    ids = [tuple(row[:length]) for row, length in zip(found.ids[0].numpy(), lengths, strict=True)]
+    lengths = hypotheses.lengths[0].numpy()
+    ids = [
+        tuple(row[:length]) for row, length in zip(hypotheses.ids[0].numpy(), lengths, strict=True)
+    ]
     finished = {tuple(map(int, row)): place for place, row in enumerate(ids) if row}
     nodes = [Node(-1, "", 0.0, "kept")]
     index: dict[Prefix, int] = {(): 0}
     for step, next_step in zip(steps, [*steps[1:], None], strict=True):
-        kept = set(next_step.prefixes) if next_step else set()
+        survivors = set(next_step.prefixes) if next_step else set()
         for prefix, log_probs in zip(step.prefixes, step.log_probs, strict=True):
             if prefix not in index:  # it is forbidden, and stands where the beam had room
                 continue
-            for token in _candidates(prefix, log_probs, kept | finished.keys()):
+            for token in _candidates(prefix, log_probs, survivors | finished.keys()):
                 child = (*prefix, token)
-                outcome = "kept" if child in kept else "dropped"
+                outcome = "kept" if child in survivors else "dropped"
                 outcome = "finished" if child in finished else outcome
                 index[child] = len(nodes)
                 (piece,) = target.pieces([token])
                 nodes.append(Node(index[prefix], piece, float(log_probs[token]), outcome))
     for row, place in finished.items():
         if row not in index:  # the search forced an EOS that a constraint forbids
-            parent, total = index[row[:-1]], float(found.log_probs[0, place])
+            parent, total = index[row[:-1]], float(hypotheses.log_probs[0, place])
             index[row] = len(nodes)
             (piece,) = target.pieces([row[-1]])
             nodes.append(Node(parent, piece, total - _sum_to(nodes, parent), "finished"))
     texts = target.decode([[*row] for row in finished])
-    scores = found.scores[0].numpy()
+    scores = hypotheses.scores[0].numpy()
     return SearchTree(
         nodes,
         [
@@ -285,7 +289,7 @@ def _candidates(prefix: Prefix, log_probs: np.ndarray, chosen: set[Any]) -> list
 
 
 def head_statistics(attentions: Sequence[np.ndarray], kind: str) -> dict[str, np.ndarray]:
-    """Returns what each head does: means over the tokens of all sentences, each [L, H].
+    """Returns statistics of each head: means over the tokens of all sentences, each [L, H].
 
     A row's own place among the columns is on the diagonal of the matrix, from corner to corner.
 
@@ -310,14 +314,14 @@ def _row_statistics(weights: np.ndarray, end: int) -> dict[str, np.ndarray]:
     """Returns the statistics of each row, [L, H, Q]; NaN if a row has no such place."""
     num_rows, num_columns = weights.shape[2:]
     rows = np.arange(num_rows)
-    own = np.rint(rows * (num_columns - 1) / max(num_rows - 1, 1)).astype(int)  # [Q]
+    columns = np.rint(rows * (num_columns - 1) / max(num_rows - 1, 1)).astype(int)  # [Q]
     padded = np.pad(weights, [(0, 0)] * 3 + [(1, 1)], constant_values=np.nan)
     logarithms = np.log2(weights, where=weights > 0, out=np.zeros_like(weights))
-    distances = np.abs(np.arange(num_columns) - own[:, None])  # [Q, K]
+    distances = np.abs(np.arange(num_columns) - columns[:, None])  # [Q, K]
     return {
-        "previous": padded[:, :, rows, own],
-        "diagonal": padded[:, :, rows, own + 1],
-        "next": padded[:, :, rows, own + 2],
+        "previous": padded[:, :, rows, columns],
+        "diagonal": padded[:, :, rows, columns + 1],
+        "next": padded[:, :, rows, columns + 2],
         "end": weights[..., end],
         "entropy": -np.sum(weights * logarithms, axis=-1),
         "distance": np.sum(weights * distances, axis=-1),

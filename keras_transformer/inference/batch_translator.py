@@ -69,7 +69,7 @@ class BatchTranslator(SentenceTranslator):
         self._language_codes = language_codes
 
     def attention(self, source: Sequence[str], target: Sequence[str]) -> list[Attention]:
-        """Returns the attention from which `align` takes words, see `Transformer.attention`.
+        """Returns the attention from which `align` takes words: the mean of the last layer's heads.
 
         Raises:
             InputError: as in `align`.
@@ -171,9 +171,9 @@ def _run_parallel(
                 running and sum(running.values()) + size > _MAX_BYTES
             ):
                 done, _ = futures.wait(running, return_when=futures.FIRST_COMPLETED)
-                for each in done:
-                    del running[each]
-                    each.result()  # raises its error before more batches start
+                for future in done:
+                    del running[future]
+                    future.result()  # raises its error before more batches start
             started.append(pool.submit(function, batch))
             running[started[-1]] = size
         return [future.result() for future in started]
@@ -194,5 +194,5 @@ def _to_python(values: tf.Tensor) -> Any:
     array = values.numpy()
     if array.dtype != object:
         return array.tolist()
-    text = [each.decode("utf-8", "replace") for each in array.ravel()]
+    text = [value.decode("utf-8", "replace") for value in array.ravel()]
     return np.array(text, object).reshape(array.shape).tolist()

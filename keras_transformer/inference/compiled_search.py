@@ -100,17 +100,18 @@ class CompiledSearch:
         return program
 
     def _plain(self, source: Tensor) -> Hypotheses:
-        found = self._search(source, None)
-        return found._replace(ids=tf.ensure_shape(found.ids, [None, found.ids.shape[1], None]))
+        hypotheses = self._search(source, None)
+        ids = hypotheses.ids
+        return hypotheses._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))
 
     def _padded(self, size: int, length: int, source: Tensor) -> Hypotheses:
         """Translates sentences with the program of a shape that they fit into."""
-        found = self._programs[size, length](_pad(source, size, length))
+        hypotheses = self._programs[size, length](_pad(source, size, length))
         num_sentences = tf.shape(source)[0]
-        found = tf.nest.map_structure(lambda part: part[:num_sentences], found)
-        longest = tf.maximum(tf.reduce_max(found.lengths), 1)  # without the padding behind it
-        ids = found.ids[:, :, :longest]  # [B, N, L]
-        return found._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))
+        hypotheses = tf.nest.map_structure(lambda part: part[:num_sentences], hypotheses)
+        longest = tf.maximum(tf.reduce_max(hypotheses.lengths), 1)  # without the padding behind it
+        ids = hypotheses.ids[:, :, :longest]  # [B, N, L]
+        return hypotheses._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))
 
 
 def _pad(source: Tensor, size: int, length: int) -> Tensor:

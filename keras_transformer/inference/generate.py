@@ -57,7 +57,7 @@ def search_translations(
     """Returns translations of source ids [B, S], each with EOS, then PAD.
 
     Args:
-        model: see `TranslationModel`.
+        model: translates.
         source: the ids, no longer than the model may read.
         search: how to search.
         target: the vocabulary, which gives the tokens of the configuration's phrases.
@@ -95,15 +95,15 @@ def search_translations(
     if is_sampled:
         settings["seed"] = sentence_seeds(settings["seed"], source)
         sampling = {name: settings[name] for name in SearchConfig.unused_by("beam")}
-        found = sample(model.step, state, **arguments, **sampling)
+        hypotheses = sample(model.step, state, **arguments, **sampling)
     else:
-        found = beam_search(
+        hypotheses = beam_search(
             model.step, state, **arguments, beam_size=search.beam_size, early_stop=search.early_stop
         )
     if not details:
-        return found
-    output_cut = found.lengths > arguments["max_lengths"][:, None]  # EOS counts in lengths
-    return found._replace(details=found.details | {"output_cut": output_cut})
+        return hypotheses
+    output_cut = hypotheses.lengths > arguments["max_lengths"][:, None]  # EOS counts in lengths
+    return hypotheses._replace(details=hypotheses.details | {"output_cut": output_cut})
 
 
 def read_config(search: SearchConfig, target: Vocabulary) -> dict[str, Any]:
@@ -260,8 +260,8 @@ def make_constraints(
         "no_repeat_ngram": NoRepeatNgram,
         "banned_phrases": BannedPhrases,
     }
-    found = [make(settings[name]) for name, make in makers.items() if name in settings]
-    return found + [ForbidUnknown()] * search.forbid_unknown
+    constraints = [make(settings[name]) for name, make in makers.items() if name in settings]
+    return constraints + [ForbidUnknown()] * search.forbid_unknown
 
 
 def max_lengths(settings: Mapping[str, Tensor], lengths: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ def score(
     """Returns the log-probabilities of translations.
 
     Args:
-        model: see `TranslationModel`.
+        model: a `TranslationModel`.
         source: ids [B, S].
         target: ids [B, T], shifted right.
         labels: ids [B, T], the translations with EOS.
@@ -76,9 +76,9 @@ def attention(model: Any, source: Tensor, target: Tensor, labels: Tensor) -> Ten
 
 
 def token_values(model: Any, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Returns the values that the model reports of each token, see `Seq2SeqModel.token_values`.
+    """Returns the `token_values` of a model, such as steps of computation; none if it has none.
 
-    Empty if the model lacks that method. Arguments as in `score`.
+    Arguments as in `score`.
     """
     if not hasattr(model, "token_values"):
         return {}
@@ -88,8 +88,8 @@ def token_values(model: Any, source: Tensor, target: Tensor) -> dict[str, Tensor
 
     chunk_size = _chunk_size(model, source, target)
     none = values(source[:0], target[:0])
-    found: dict[str, Tensor] = _map_rows(values, (source, target), chunk_size, none)
-    return found
+    results: dict[str, Tensor] = _map_rows(values, (source, target), chunk_size, none)
+    return results
 
 
 def _chunk_size(
@@ -98,7 +98,7 @@ def _chunk_size(
     """Returns how many rows may have their logits and attention in memory, at least 1."""
     source_length, length = (tf.shape(ids, tf.int64)[1] for ids in (source, target))
     models = getattr(model, "models", [model])  # of an ensemble
-    values_per_pair = max(getattr(each.config, "values_per_pair", 1) for each in models)
+    values_per_pair = max(getattr(model.config, "values_per_pair", 1) for model in models)
     widest = values_per_pair * source_length * length
     weights = tf.maximum(_NUM_HEADS * (source_length + length) ** 2, widest)
     values = length * vocabulary_size + weights

@@ -1,14 +1,15 @@
 """Text to text as TensorFlow graphs: tokenize, encode, search, detokenize.
 
-A `Translator` calls its graphs with batches of sentences, and `export` writes them, so that a model
-server gives the answers of Python. `BatchTranslator.translate` cuts a list of sentences into
-batches and calls `serving_default` or, with options of single sentences, `translate_options`; both
-are `Translator._translate`. The way of a batch is:
+`Translator` has a graph for each signature: Python calls them with batches of sentences, `export`
+writes them, so a model server gives the same answers. The way from text to text:
 
-1. `Tokenizer.tokenize` cuts text [B] into ids [B, S] (text/tokenizer.py),
-2. `search_translations` encodes the ids and hands the model's `step` to `beam_search` or `sample`,
-   with the constraints that it makes of a `SearchConfig` (generate.py, search/),
-3. `Tokenizer.detokenize` makes text [B, N] of the ids found, and `Task.finish` completes it.
+1. `SentenceTranslator.translate` reads sentences and options (sentences.py), and
+   `BatchTranslator` calls `serving_default`, or `translate_options`, with batches of them
+   (batch_translator.py). Both signatures are `Translator._translate`.
+2. `Tokenizer` cuts text [B] into ids [B, S] (text/tokenizer.py).
+3. `search_translations` (generate.py) encodes the ids and hands the model's `step` to
+   `beam_search` or `sample` with the constraints of a `SearchConfig` (search/).
+4. `Tokenizer.detokenize` makes text [B, N] of ids, and `Task.finish` completes it.
 
 Dimension 0 of inputs and outputs is the batch, as servers that merge requests require; a row's
 answer depends on no other row, except for the padding at its end.
@@ -48,7 +49,7 @@ class Translator(BatchTranslator):
     attention           text and a translation to the attention between them, if there is any
 
     Args:
-        model: see `TranslationModel`.
+        model: a `Seq2SeqModel`, an `Ensemble` or another `TranslationModel`.
         source, target: the vocabularies; without `target`, the source's is that of both sides.
         search: how to search; by default the task's own search, or the paper's.
         xla: shapes for which XLA compiles the search of sentences without options and details; by
@@ -232,20 +233,20 @@ class Translator(BatchTranslator):
                 columns, self.search, self.target_tokenizer, tf.minimum(lengths, limit)
             )
         source = with_eos(tokens, limit)  # [B, S]
-        found = self._search_batch(source, options, details)
-        translations = self.target_tokenizer.detokenize(found.ids)  # [B, N]
+        hypotheses = self._search_batch(source, options, details)
+        translations = self.target_tokenizer.detokenize(hypotheses.ids)  # [B, N]
         if self.search.replace_unknowns:
             prefix = options["prefix"] if options else None
-            translations = copy_unknowns(translations, found.ids, source, surfaces, prefix)
+            translations = copy_unknowns(translations, hypotheses.ids, source, surfaces, prefix)
         if self.task is not None:
             translations = self.task.finish(translations, text)
         is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
         translations = tf.where(is_blank, "", translations)
-        lists = {"translations": translations, "scores": _scores(found, is_blank)}
+        lists = {"translations": translations, "scores": _scores(hypotheses, is_blank)}
         if details:
-            ids = tf.where(is_blank[:, :, None], PAD_ID, found.ids)
+            ids = tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids)
             lists["tokens"] = self.target_tokenizer.pieces(ids)
-            for name, values in found.details.items():
+            for name, values in hypotheses.details.items():
                 blank = tf.reshape(is_blank, [-1, *[1] * (values.shape.rank - 1)])
                 lists[name] = tf.where(blank, tf.zeros([], values.dtype), values)
             if "attention" in lists:
@@ -338,10 +339,10 @@ class Translator(BatchTranslator):
         return with_eos(tokens, limit), shifted, labels, is_cut
 
 
-def _scores(found: Hypotheses, is_blank: Tensor) -> Tensor:
+def _scores(hypotheses: Hypotheses, is_blank: Tensor) -> Tensor:
     """Returns the scores [B, N]; a blank sentence, bool [B, 1], has one translation of score 0."""
-    of_blank = tf.where(tf.range(tf.shape(found.scores)[1]) == 0, 0.0, NO_SCORE)
-    return tf.where(is_blank, of_blank, found.scores)
+    blank_scores = tf.where(tf.range(tf.shape(hypotheses.scores)[1]) == 0, 0.0, NO_SCORE)
+    return tf.where(is_blank, blank_scores, hypotheses.scores)
 
 
 def _without_repeats(lists: Mapping[str, Tensor]) -> dict[str, Tensor]:
