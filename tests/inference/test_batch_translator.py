@@ -222,6 +222,7 @@ def test_longer_outputs_than_the_translator_allows_are_rejected(two_best):
     assert asked(**columns)["options_ignored"].numpy().tolist() == [False, True]
 
 
+@pytest.mark.slow
 def test_long_sources_are_reported_by_every_method(two_best):
     long = " ".join(["two"] * 13)  # 12 are read
     calls = (two_best.translate, lambda texts: two_best.score(texts, ["x"] * 2),

@@ -35,6 +35,7 @@ def translate_unknowns(make_translator, words):
     return translate
 
 
+@pytest.mark.slow
 def test_unknown_tokens_show_the_unknown_words_in_order(translate_unknowns):
     sentences = ["sun Владимир", "sun", "Zoë cat Владимир sun 木木木"]
     assert translate_unknowns(sentences) == ["Владимир", "⁇", "Zoë"]
