@@ -66,7 +66,7 @@ class Client(SentenceTranslator):
     """Translates and scores sentences with a model server; thread-safe.
 
     Args:
-        address: the server's "host:port". The stock server listens on port 8500 for gRPC and on
+        address: the server's "host:port". TensorFlow Serving listens on port 8500 for gRPC, on
             8501 for REST. Over gRPC, "dns:///host:port" sends requests to all addresses of the
             host in turn.
         model: the name under which the server has the model.
