@@ -11,6 +11,7 @@ import urllib.request
 import pytest
 from fake_hub import NAME, FakeHub
 
+from keras_transformer.client import Client
 from keras_transformer.training.distribution import worker_of_environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -50,6 +51,14 @@ def server(free_ports):
             each.wait()
         running.clear()
 
+    def warm_up(name):
+        """Sends a first request of each kind, which takes long; a server has them in a file."""
+        address = f"localhost:{rest}"
+        with Client(address, protocol="rest", model=name, timeout_s=600) as client:
+            client.translate("a")
+            client.translate("a", max_length=3)
+            client.score(["a"], ["a"])
+
     def serve(exported):
         stop()
         models = exported / "stand_in.config"
@@ -64,7 +73,7 @@ def server(free_ports):
             try:
                 url = f"http://localhost:{rest}/v1/models/{exported.name}"
                 if b"AVAILABLE" in urllib.request.urlopen(url, timeout=1).read():
-                    return
+                    return warm_up(exported.name)
             except OSError:
                 pass
             time.sleep(0.2)
