@@ -1,5 +1,7 @@
 """Learns a SentencePiece vocabulary from text files, plain or packed.
 
+It is the vocabulary that train learns from the same text with the same flags.
+
     keras-transformer learn_vocabulary --output=shared.model --vocabulary_size=8000 \\
         train.en train.de
 """
@@ -35,11 +37,12 @@ def main(arguments: list[str]) -> None:
         raise InputError(f"{output} already exists; choose another --output, or remove it")
     common.check_outputs([_OUTPUT], arguments)
     common.load_tensorflow()
+    from keras_transformer.data.corpus import MAX_SENTENCES
     from keras_transformer.text import learn_vocabulary
 
     given = command_flags.given_flags(DataConfig)
     options: dict[str, Any] = {_OPTIONS[name]: value for name, value in given.items()}
     lines = itertools.chain.from_iterable(map(iterate_lines, arguments))
-    vocabulary = learn_vocabulary(lines, **options)
+    vocabulary = learn_vocabulary(lines, max_sentences=MAX_SENTENCES, **options)
     vocabulary.save(output)
     print(f"Wrote {vocabulary.size:,} tokens to {output}.")

@@ -26,7 +26,7 @@ from keras_transformer.text import Vocabulary, learn_vocabulary
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 # A sample of this size gives nearly the tokens that all sentences would, in about 1 GB.
-_MAX_SENTENCES = 1_000_000
+MAX_SENTENCES = 1_000_000
 
 
 class PairSource(Protocol):
@@ -159,16 +159,16 @@ class LengthFilter:
 
     def nothing_left(self, dropped: dict[str, int], text: str = "") -> InputError:
         """Returns the error for a text of which every pair was dropped."""
-        found = [f"{dropped['empty']} have an empty side"]
+        reasons = [f"{dropped['empty']} have an empty side"]
         if self.max_length is not None:
-            found.append(f"{dropped['too long']} are longer than {self.max_length} tokens")
+            reasons.append(f"{dropped['too long']} are longer than {self.max_length} tokens")
         if self.max_length_ratio is not None:
-            found.append(
+            reasons.append(
                 f"{dropped['length ratio']} have a length ratio above {self.max_length_ratio}"
             )
         return InputError(
             f"no pair of sentences is left of {sum(dropped.values())}{text and f' in {text}'}: "
-            + ", ".join(found)
+            + ", ".join(reasons)
         )
 
 
@@ -320,4 +320,4 @@ def learn_from_corpus(
         _ = source.identity  # raises for a pipe, which cannot be read twice
     pairs = itertools.chain.from_iterable(sources)
     sentences = (change(pair[side]) for pair in pairs for side in sides)
-    return learn_vocabulary(sentences, max_sentences=_MAX_SENTENCES, **options)
+    return learn_vocabulary(sentences, max_sentences=MAX_SENTENCES, **options)

@@ -3,9 +3,10 @@
 import collections
 import contextlib
 import functools
+import hashlib
+import heapq
 import io
 import itertools
-import random
 import re
 import tempfile
 import unicodedata
@@ -88,7 +89,8 @@ def learn_vocabulary(
         character_coverage: share of all characters that get a token, from 0.98 to 1; the rarest
             become unknown.
         byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).
-        max_sentences: learn from a random sample of this many, which bounds the memory.
+        max_sentences: learn from a random sample of this many, which bounds the memory and depends
+            on the sentences alone, not on their order.
         seed: of that sample.
         symbols: words that are one token each, however rare.
         tokens: other text that is one token each, and part of no other; not for "word".
@@ -121,7 +123,7 @@ def learn_vocabulary(
     if max_sentences is not None:
         if max_sentences < 1:
             raise InputError(f"max_sentences must be at least 1, got {max_sentences}")
-        sentences = _sample(sentences, max_sentences, random.Random(seed))
+        sentences = _sample(sentences, max_sentences, seed)
     model = io.BytesIO()
     reader_errors: list[Exception] = []
     try:
@@ -215,15 +217,20 @@ def _portable(model_bytes: bytes, kind: str) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _sample(sentences: Iterable[Text], count: int, generator: random.Random) -> list[Text]:
-    """Returns `count` sentences, each equally likely to be there (Vitter 1985, algorithm R)."""
-    sample: list[Text] = []
-    for index, sentence in enumerate(sentences):
-        if index < count:
-            sample.append(sentence)
-        elif (slot := generator.randrange(index + 1)) < count:
-            sample[slot] = sentence
-    return sample
+def _sample(sentences: Iterable[Text], count: int, seed: int) -> list[Text]:
+    """Returns the `count` sentences with the lowest hashes, whatever the order of the text."""
+    salt = seed.to_bytes(8, "big")
+
+    def keyed() -> Iterator[tuple[bytes, Text]]:
+        for sentence in sentences:
+            data = (
+                sentence
+                if isinstance(sentence, bytes)
+                else sentence.encode("utf-8", "surrogatepass")
+            )
+            yield hashlib.blake2b(data, digest_size=8, salt=salt).digest(), sentence
+
+    return [sentence for _, sentence in heapq.nsmallest(count, keyed())]
 
 
 def _training_lines(sentences: Iterable[Text], errors: list[Exception]) -> Iterator[str]:

@@ -8,7 +8,10 @@ import subprocess
 
 import numpy as np
 
+from keras_transformer.config import DataConfig
+from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory, Stopped
+from keras_transformer.training.prepare import make_vocabularies
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 
@@ -24,6 +27,18 @@ def test_train_uses_a_learned_vocabulary(call, texts, train_flags, training_ends
     result = call("train.py", f"--run_dir={tmp_path}/run", *flags, f"--vocabulary={output}")
     assert result.code == 0, result.err
     assert (tmp_path / "run" / "source.model").read_bytes() == output.read_bytes()
+
+
+def test_large_text_gives_the_vocabulary_that_train_learns(call, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr("keras_transformer.data.corpus.MAX_SENTENCES", 20)  # a sample of the text
+    files = [str(texts / f"train.{language}") for language in ("en", "xx")]
+    options = ("--vocabulary_kind=word", "--vocabulary_size=30")
+    call("learn_vocabulary.py", f"--output={tmp_path}/command.model", *options, *files)
+    data = DataConfig(
+        train_source=files[0], train_target=files[1], vocabulary_kind="word", vocabulary_size=30
+    )
+    vocabulary, _ = make_vocabularies(data)
+    assert Vocabulary.load(tmp_path / "command.model").fingerprint == vocabulary.fingerprint
 
 
 def test_average_checkpoints_selects_steps(call, refused, run_dir, tmp_path):

@@ -155,6 +155,9 @@ def test_sample_depends_on_size_and_seed_only():
         return set(vocabulary.pieces(range(4, vocabulary.size)))
 
     assert words(1) == words(1) != words(2)
+    before = words(1)
+    numbers.reverse()
+    assert words(1) == before
     assert len(words(1)) == 50
     assert {int(word[1:]) // 250 for word in words(1)} == {0, 1, 2, 3}  # from all of the text
 

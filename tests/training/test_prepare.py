@@ -157,7 +157,7 @@ def test_characters_that_look_alike_are_shown_by_their_codes(tmp_path):
 
 
 def test_vocabulary_is_learned_from_a_sample_of_a_large_text(two_lines, monkeypatch):
-    monkeypatch.setattr("keras_transformer.data.corpus._MAX_SENTENCES", 1)
+    monkeypatch.setattr("keras_transformer.data.corpus.MAX_SENTENCES", 1)
     whole = learn_vocabulary(itertools.chain(*TEXT), size=50, kind="char")
     assert make_vocabularies(two_lines)[0].size < whole.size
 
