@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import importlib.metadata
+import math
 import multiprocessing.connection
 import os
 import pathlib
@@ -28,6 +29,7 @@ _KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
 
 
 _KEPT_PROGRAMS = 64  # of a few MB, for eight shapes of batches of the newest runs
+CGROUPS = pathlib.Path("/sys/fs/cgroup")
 NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia")
 # A GPU's products by cuBLAS as its rules say. By default XLA tries many kernels for each product on
 # the card, which programs that are compiled side by side disturb; without these trials its own
@@ -79,10 +81,23 @@ def machine() -> str:
 
 
 def num_cores() -> int:
-    """Returns how many cores this process may use."""
+    """Returns how many cores this process may use, by its affinity and its container's quota."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _quota(CGROUPS))))
+
+
+def _quota(root: pathlib.Path) -> float:
+    """Returns the processors that a container may use, by cgroups of version 2 or 1; inf if all."""
+    files = ("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+    for names in files:
+        with contextlib.suppress(OSError, ValueError):  # another version, or "max"
+            quota, period = map(int, " ".join((root / name).read_text() for name in names).split())
+            if quota > 0 and period > 0:  # -1 means all
+                return quota / period
+    return math.inf
 
 
 def cpu_flags() -> frozenset[str]:
@@ -131,8 +146,26 @@ def set_up_gpu() -> None:
         os.environ["XLA_FLAGS"] = " ".join([given, *new]).strip()
 
 
+@contextlib.contextmanager
+def without_ctrl_c() -> Iterator[None]:
+    """Starts processes that Ctrl-C does not reach before they call `end_with_parent`.
+
+    Here it waits for the end of the block.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def end_with_parent() -> None:
-    """Lets this process end when the one that started it is killed; for `multiprocessing`."""
+    """Lets this process end when the one that started it is killed; for `multiprocessing`.
+
+    Ctrl-C, which reaches both, ends it without a traceback.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -146,7 +179,9 @@ def end_with_parent() -> None:
 
 @contextlib.contextmanager
 def noted_signals() -> Iterator[list[signal.Signals]]:
-    """Yields a list of the SIGTERM and Ctrl-C received; a second Ctrl-C raises `KeyboardInterrupt`.
+    """Yields a list of the signals received that ask for the end: SIGTERM, SIGHUP and Ctrl-C.
+
+    A second Ctrl-C raises `KeyboardInterrupt`.
 
     Outside of the main thread signals cannot be caught, and those that are ignored, as under
     `nohup`, stay ignored.
@@ -160,7 +195,7 @@ def noted_signals() -> Iterator[list[signal.Signals]]:
 
     handlers: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 handlers[number] = signal.signal(number, receive)
     try:
@@ -233,8 +268,16 @@ def keep_programs(folder: str | None = None) -> None:
     Args:
         folder: where; None means keras-transformer in $XDG_CACHE_HOME or ~/.cache.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    root = pathlib.Path(folder or pathlib.Path(home) / "keras-transformer").expanduser().resolve()
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        root = pathlib.Path(folder or f"{home}/keras-transformer").expanduser().resolve()
+    except RuntimeError:  # there is no home folder
+        print(
+            "There is no home folder to keep compiled programs in, so another process compiles "
+            "them again; name a folder with --compile_cache, or none with --compile_cache=",
+            file=sys.stderr,
+        )
+        return
     cards = sorted(path.read_text() for path in NVIDIA_DRIVER.glob("gpus/*/information"))
     machine = zlib.crc32(" ".join([*sorted(cpu_flags()), *cards]).encode())
     path = root / f"tensorflow-{importlib.metadata.version('tensorflow')}-{machine:08x}"

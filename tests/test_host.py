@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from unittest import mock
 
 import pytest
@@ -39,6 +40,18 @@ thread.join()
 print(*kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 _PAGES = 2 * 5 * 2**26 // os.sysconf("SC_PAGE_SIZE")
+_TOKENIZE = """
+import pathlib, sys, tempfile, time
+from keras_transformer.data import TsvFile, cached_corpus
+from keras_transformer.text import learn_vocabulary
+if __name__ == "__main__":
+    folder = pathlib.Path(tempfile.mkdtemp())
+    (folder / "text").write_text("a b\\tc d\\n" * 500_000)
+    vocabulary = learn_vocabulary(["a b c d"], kind="word")
+    print("ready", flush=True)
+    pair = vocabulary, vocabulary
+    cached_corpus(folder / "tokens", [TsvFile(folder / "text")], pair, processes=2)
+"""
 _ON_GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about glibc's malloc")
 
 
@@ -206,6 +219,65 @@ def test_signal_is_noted_and_a_second_ctrl_c_raises(handlers, number):
         signal.raise_signal(number)
         assert received == [number]
         signal.raise_signal(signal.SIGINT)
+
+
+def test_closed_terminal_is_noted():
+    with host.noted_signals() as received:
+        signal.raise_signal(signal.SIGHUP)
+    assert received == [signal.SIGHUP]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.5, 8])  # while processes start, and while they tokenize
+def test_ctrl_c_leaves_no_tracebacks_of_child_processes(tmp_path, seconds):
+    (tmp_path / "make_tokens.py").write_text(_TOKENIZE)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "make_tokens.py")],
+        env=os.environ | {"PYTHONPATH": str(_ROOT)},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "ready\n", process.communicate()
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGINT)
+    errors = process.communicate(timeout=60)[1]
+    assert errors.count("Traceback") <= 1, errors  # that of this script, unless it has ended
+    assert "SpawnProcess" not in errors
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 8),
+        ({"cpu.max": "max 100000"}, 8),
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "1000 100000"}, 1),
+        ({"cpu.max": "6400000 100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+    ],
+)
+def test_cores_are_those_of_the_containers_quota(tmp_path, monkeypatch, files, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(8), raising=False)
+    monkeypatch.setattr(host, "CGROUPS", tmp_path)
+    (tmp_path / "cpu").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(f"{content}\n")
+    assert host.num_cores() == cores
+
+
+def test_programs_are_not_kept_without_a_home_folder(monkeypatch, tmp_path, capsys):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # of a user without an entry
+    monkeypatch.setenv("TF_XLA_FLAGS", "")
+    host.keep_programs()
+    assert capsys.readouterr().err.startswith("There is no home folder to keep compiled programs")
+    assert os.environ["TF_XLA_FLAGS"] == ""
+    host.keep_programs(str(tmp_path))
+    assert str(tmp_path) in os.environ["TF_XLA_FLAGS"]
 
 
 def test_ignored_signal_stays_ignored(handlers):

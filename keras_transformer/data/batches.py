@@ -19,6 +19,16 @@ toolkits pairs of similar length share a batch:
 3. A corpus of more than two million pairs is planned window by window, in random order. A window
    takes every W-th of many short pieces of the corpus, so it is a sample of the whole.
 
+Geometric boundaries of the longer side, as tensor2tensor has them, would take a few lines instead
+of cells and dynamic programming, but leave fewer real tokens. Percentages of all entries, with
+at most 8 and at most 96 shapes, in batches of 4,096 tokens (of 25,000 they are within 1.2):
+
+                                geometric       these cuts
+    Multi30k                    84.2    91.5    86.6    93.1
+    Tatoeba                     81.9    91.7    85.2    93.1
+    Canadian laws               73.7    90.8    75.2    92.2
+    log-normal, as long as WMT  74.6    91.2    76.1    92.5
+
 How many batches a window has depends on lengths, weights, `max_shapes` and the bounds of a batch
 alone: it is the same in every epoch and for any number of devices, but not with XLA and without.
 So a place in an epoch is found by adding up W numbers and planning one window of n pairs,
@@ -387,10 +397,10 @@ def _cut_into_buckets(
         options = fewest[-1][:-1, None] + entries[1:]  # [C - 1, C]
         fewest.append(options.min(0))
         begins.append(options.argmin(0) + 1)
-    best = int(np.argmin([each[-1] for each in fewest]))
+    best = int(np.argmin([entries_by_end[-1] for entries_by_end in fewest]))
     cuts: list[int] = []
-    for of_last in reversed(begins[: best + 1]):
-        cuts.insert(0, int(of_last[cuts[0] - 1 if cuts else -1]))
+    for begins_by_end in reversed(begins[: best + 1]):
+        cuts.insert(0, int(begins_by_end[cuts[0] - 1 if cuts else -1]))
     return cuts
 
 
@@ -472,8 +482,8 @@ def _make_batch(
     target[: len(pairs), 0] = BOS_ID
     target[:, 1:] = np.where(labels[:, :-1] == EOS_ID, PAD_ID, labels[:, :-1])
     index, workers = shard
-    own = slice(index * rows // workers, (index + 1) * rows // workers)
-    return {"source": source[own], "target": target[own]}, labels[own]
+    share = slice(index * rows // workers, (index + 1) * rows // workers)
+    return {"source": source[share], "target": target[share]}, labels[share]
 
 
 def _resample_rows(matrix: Ids, resample: Resample, random: np.random.Generator) -> None:

@@ -77,7 +77,7 @@ class DatasetSplit:
                 yield pair[0].decode("utf-8"), pair[1].decode("utf-8")
 
     def _with_split(self) -> tuple[Any, tuple[str, str]]:
-        """Returns what `_prepared` does; raises where the data set lacks the split."""
+        """Returns the builder and languages; raises where the data set lacks the split."""
         builder, languages = self._prepared()
         if not self._is_in(builder):
             known = ", ".join(builder.info.splits)

@@ -39,10 +39,10 @@ import numpy.typing as npt
 from keras_transformer.data.corpus import LengthFilter, PairSource, ParallelText, TokenizedCorpus
 from keras_transformer.errors import InputError, needs_extra, writing
 from keras_transformer.files import atomic_folder, write_atomically
-from keras_transformer.host import end_with_parent, num_cores
+from keras_transformer.host import end_with_parent, num_cores, without_ctrl_c
 from keras_transformer.text import Vocabulary
 
-Progress = Callable[[int], None]  # called with the number of pairs so far
+ReportPairs = Callable[[int], None]  # called with the number of pairs so far
 
 _FORMAT = 4
 _TOKENS, _SHARDS = "tokens-", "shards-"
@@ -58,7 +58,7 @@ def cached_corpus(
     *,
     max_length: int | None = None,
     max_length_ratio: float | None = None,
-    progress: Progress = lambda num_pairs: None,
+    progress: ReportPairs = lambda num_pairs: None,
     keep_others: bool = True,
     processes: int | None = None,
     make_shards: "Callable[[ShardMaker, Sequence[PairSource]], None] | None" = None,
@@ -174,7 +174,7 @@ class ShardMaker(NamedTuple):
     processes: int = 1
 
     def tokenize(
-        self, part: int, source: PairSource, progress: Progress
+        self, part: int, source: PairSource, progress: ReportPairs
     ) -> Iterator[TokenizedCorpus]:
         """Yields the ids of a corpus in order.
 
@@ -198,10 +198,10 @@ class ShardMaker(NamedTuple):
         self,
         part: int,
         shards: Iterable[ParallelText],
-        progress: Progress = lambda num_pairs: None,
+        progress: ReportPairs = lambda num_pairs: None,
         share: tuple[int, int] = (0, 1),
     ) -> int:
-        """Makes those of a share of the shards that are missing; returns the number of all shards.
+        """Makes the missing shards of a share; returns the number of all shards.
 
         Args:
             part, progress: as in `tokenize`.
@@ -231,7 +231,8 @@ class ShardMaker(NamedTuple):
             with executor:
                 for number, shard in enumerate(shards):
                     if number % shares == index and not self._shard_path(part, number).exists():
-                        pending.append(executor.submit(self.write, part, number, shard))
+                        with without_ctrl_c():  # this may start a process
+                            pending.append(executor.submit(self.write, part, number, shard))
                         collect(self.processes + 1)  # bounds the text in memory
                     else:
                         done += len(shard.source)
@@ -307,7 +308,7 @@ def write_corpus(
     inputs: dict[str, Any],
     sources: Sequence[PairSource],
     maker: ShardMaker,
-    progress: Progress,
+    progress: ReportPairs,
 ) -> None:
     """Tokenizes the text into the files of a corpus."""
     types = {f"{side}_offsets": "<i8" for side in _SIDES} | {
@@ -374,7 +375,7 @@ def _sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 def _inputs(
     sources: Sequence[PairSource], vocabularies: Sequence[Vocabulary], length_filter: LengthFilter
 ) -> tuple[dict[str, Any], str]:
-    """Returns all that a corpus depends on, and a hash of it."""
+    """Returns the inputs of a corpus as JSON values, and a hash of them."""
     inputs = {
         "format": _FORMAT,
         "sources": [source.identity for source in sources],
