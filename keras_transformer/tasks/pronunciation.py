@@ -69,9 +69,9 @@ class PronunciationTask(Task):
 
     def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
         """Returns the dictionaries of a split, or its part of the training dictionaries."""
-        found = super().pair_sources(data, split)
-        if self._has_dev_set(data) or (split != "train" and found):
-            return found
+        named = super().pair_sources(data, split)
+        if self._has_dev_set(data) or (split != "train" and named):
+            return named
         share = self.held_out
         parts = {"train": (2 * share, 1.0), "validation": (0.0, share), "test": (share, 2 * share)}
         check_choice("split", split, tuple(parts))
@@ -153,21 +153,25 @@ class PronunciationTask(Task):
         """
         from rapidfuzz.distance import Levenshtein
 
-        found, known = (
+        outputs, variants = (
             [normalize_phones(text, self.keep_stress).split() for text in texts]
             for texts in (answers, references)
         )
         edits, negative_length = min(
-            (Levenshtein.distance(*pair), -len(pair[1])) for pair in itertools.product(found, known)
+            (Levenshtein.distance(*pair), -len(pair[1]))
+            for pair in itertools.product(outputs, variants)
         )
         return edits, -negative_length
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns the error rates by label."""
+        phones = "undefined: the references have no phones"
+        if results["per"] is not None:
+            phones = f"{results['per']:.2f} %"
         return {
             "words": f"{results['words']:,}",
             "word error rate": f"{results['wer']:.2f} %",
-            "phone error rate": f"{results['per']:.2f} %",
+            "phone error rate": phones,
         }
 
 

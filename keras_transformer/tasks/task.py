@@ -2,6 +2,8 @@
 
 import abc
 import dataclasses
+import hashlib
+import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -116,16 +118,16 @@ class Task(JsonConfig, abc.ABC):
 
     @classmethod
     def given(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the given options of the task; `InputError` for an option of another task."""
-        given = super().given(options)
+        """Returns the options that the task has; `InputError` for one of another task."""
+        task_options = super().given(options)
         for other in map(get_task, registered_tasks()):
             for name in other.fields_with():
-                if name in options and name not in given:
+                if name in options and name not in task_options:
                     raise InputError(
                         f"--{name} is an option of task {other.name}, but the task is {cls.name}; "
                         "remove it, or change --task"
                     )
-        return given
+        return task_options
 
     # Reading
 
@@ -315,7 +317,7 @@ class Task(JsonConfig, abc.ABC):
         }
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
-        """Returns what `evaluate` returned as text for people, by label."""
+        """Returns the results of `evaluate` as text for people, by label."""
         return {
             name: f"{value:.4f}" if isinstance(value, float) else str(value)
             for name, value in results.items()
@@ -366,6 +368,9 @@ def share_equal(outputs: Sequence[str], references: Sequence[str]) -> float:
     return sum(output == reference for output, reference in pairs) / len(outputs)
 
 
+_DIGESTED_PAIRS = 100_000  # takes seconds; the largest corpora of tasks have not many more
+
+
 @dataclasses.dataclass(frozen=True)
 class _LearnedPairs:
     """Pairs of a source text and the text that a model learns to generate for it."""
@@ -378,7 +383,12 @@ class _LearnedPairs:
 
     @property
     def identity(self) -> dict[str, Any]:
-        return self.pairs.identity | {"task": self.task.to_dict()}
+        """That of the pairs, the task, and a digest of what its code makes of many references."""
+        digest = hashlib.sha256()
+        for _, text in itertools.islice(self, _DIGESTED_PAIRS):
+            digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
+        task = {"name": self.task.name} | self.task.to_dict()
+        return self.pairs.identity | {"task": task, "targets": digest.hexdigest()[:16]}
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for source, reference in self.pairs:
@@ -393,10 +403,14 @@ _TASKS: dict[str, type[Task]] = {}
 def register_task(task: AnyTask) -> AnyTask:
     """Makes a task known by its name; also a decorator.
 
+    A class of the same module and name replaces the one before, as when a notebook's cell runs
+    again.
+
     Raises:
         InputError: another task has that name, or the metric has the name of a training value.
     """
-    if _TASKS.get(task.name, task) is not task:
+    known = _TASKS.get(task.name, task)
+    if (known.__module__, known.__qualname__) != (task.__module__, task.__qualname__):
         raise InputError(f"there is a task {task.name!r} already; choose another name")
     if task.metric.name in TRAINING_VALUES or task.metric.name.startswith(("val_", "train_")):
         raise InputError(

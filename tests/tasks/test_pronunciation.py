@@ -42,6 +42,13 @@ def test_error_rates_count_the_nearest_reference():
     }  # fmt: skip
 
 
+def test_references_without_phones_have_no_phone_error_rate():
+    task = PronunciationTask()
+    results = task.evaluate(["", "A"], ["", ""], ["a", "b"])
+    assert results["per"] is None
+    assert task.report(results)["phone error rate"] == "undefined: the references have no phones"
+
+
 def test_parallel_files_and_answers_are_normalized(tmp_path):
     (tmp_path / "words").write_text("cat\n")
     (tmp_path / "phones").write_text("K  AE1 T\n")

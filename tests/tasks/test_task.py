@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import tensorflow as tf
 
+from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 from keras_transformer.inference import Translator
@@ -19,9 +20,14 @@ from keras_transformer.models import build_model
 from keras_transformer.search import Constraint
 from keras_transformer.tasks import Metric, Task, TranslationTask, get_task, register_task
 from keras_transformer.tasks import task as task_module
+from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunDirectory, train
 from keras_transformer.training.metrics import read_metrics
-from keras_transformer.training.prepare import read_test_text, read_validation_texts
+from keras_transformer.training.prepare import (
+    read_test_text,
+    read_validation_texts,
+    training_corpus,
+)
 from keras_transformer.training.validation import DevMetric
 
 
@@ -164,6 +170,23 @@ def test_run_of_another_task_is_not_continued(tmp_path, files):
         run.continue_with(asked._replace(task=Reversal()))
 
 
+def test_tokens_are_those_of_the_task_and_its_code(tmp_path):
+    (tmp_path / "text").write_text("a b\tc d\n" * 3)
+    data = DataConfig(train_file=str(tmp_path / "text"))
+    vocabulary = learn_vocabulary(["a b c d"], size=100, kind="word")
+
+    def targets(name, target_text):
+        values = {"name": name, "__module__": __name__, "target_text": target_text}
+        task = dataclasses.dataclass(frozen=True)(type("Other", (TranslationTask,), values))()
+        pair = vocabulary, vocabulary
+        corpus = training_corpus(data, pair, tmp_path / "tokens", task=task)
+        return vocabulary.decode([corpus.target_ids[: corpus.target_offsets[1] - 1].tolist()])
+
+    assert targets("first", lambda task, text: text) == ["c d"]
+    assert targets("second", lambda task, text: text[::-1]) == ["d c"]
+    assert targets("second", lambda task, text: text[0]) == ["c"]  # corrected
+
+
 def test_undefined_metric_is_never_best():
     class Undefined(Reversal):
         def evaluate(self, outputs, references, sources):
@@ -181,6 +204,9 @@ def test_task_names_are_unique():
     with pytest.raises(InputError, match=r"task must be one of .*reversal, .*got 'x'"):
         get_task("x")
     register_task(Reversal)  # again
+    corrected = type("Reversal", (Reversal,), {"__qualname__": "Reversal", "__module__": __name__})
+    register_task(corrected)  # as in a notebook's cell that runs a second time
+    assert get_task("reversal") is corrected
 
     class Other(Reversal):
         pass

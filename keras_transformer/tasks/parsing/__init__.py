@@ -144,8 +144,8 @@ class ParsingTask(Task):
             if is_failure:
                 answers += [""] * len(part)
             else:
-                found = trees.read_trees(part, str(path), first_line)
-                answers += [trees.to_text(tree) for _, tree in found]
+                numbered = trees.read_trees(part, str(path), first_line)
+                answers += [trees.to_text(tree) for _, tree in numbered]
             first_line += len(part)
         return answers
 
@@ -176,7 +176,7 @@ class ParsingTask(Task):
     def evaluate_each(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Returns what EVALB prints of each sentence."""
+        """Returns EVALB's numbers of each sentence."""
         return [score._asdict() for score in self._scores(outputs, references)]
 
     def evaluate_n_best(

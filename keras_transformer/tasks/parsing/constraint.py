@@ -188,8 +188,8 @@ class CopiedWords(BalancedBrackets):
         begins_word: Sequence[bool],
         punctuation: Collection[str] = (),
     ) -> None:
-        of_words = [number for number, token in enumerate(tokens) if not token]
-        super().__init__(words, tokens, of_words, punctuation)
+        word_tokens = [number for number, token in enumerate(tokens) if not token]
+        super().__init__(words, tokens, word_tokens, punctuation)
         self._is_of_word = [not token for token in tokens]
         for special_id in (PAD_ID, BOS_ID, EOS_ID):
             self._is_of_word[special_id] = False
@@ -216,21 +216,21 @@ class CopiedWords(BalancedBrackets):
         """
         is_next, _ = self._next_tokens(hypotheses)
         is_of_word = tf.constant(self._is_of_word) & tf.reduce_any(is_next, -1, keepdims=True)
-        of_words = tf.where(is_of_word, logits, IMPOSSIBLE)
-        total = tf.reduce_logsumexp(of_words, axis=-1, keepdims=True)
+        word_logits = tf.where(is_of_word, logits, IMPOSSIBLE)
+        total = tf.reduce_logsumexp(word_logits, axis=-1, keepdims=True)
         return tf.where(is_next, total, tf.where(is_of_word, IMPOSSIBLE, logits))
 
     def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         ids, _, words = hypotheses.inputs
         brackets, num_read, is_reading = hypotheses.state
-        of_brackets = hypotheses._replace(inputs=words, state=brackets)
+        bracket_hypotheses = hypotheses._replace(inputs=words, state=brackets)
         copies, is_within_word = self._next_tokens(hypotheses)
         length = tf.math.count_nonzero(ids, axis=1, dtype=tf.int32, keepdims=True)
         tokens_left = brackets.words_left + length - num_read
         may_come = tf.where(
             is_reading[..., None],
-            self._may_read(of_brackets),
-            self._may_come(of_brackets, tokens_left, copies),
+            self._may_read(bracket_hypotheses),
+            self._may_come(bracket_hypotheses, tokens_left, copies),
         )
         may_come = tf.where(is_reading[..., None] & is_within_word, copies, may_come)
         return tf.where(may_come, logits, IMPOSSIBLE)
@@ -264,10 +264,10 @@ def word_kinds(ids: tf.Tensor, vocabulary: Vocabulary) -> tf.Tensor:
     rows = tf.range(shape[0])[:, None]
 
     def any_of_word(is_so: Callable[[str], bool]) -> tf.Tensor:
-        found = tf.constant([is_so(piece.removeprefix(WORD_START)) for piece in pieces])
+        fits = tf.constant([is_so(piece.removeprefix(WORD_START)) for piece in pieces])
         # EOS and padding belong to no word.
-        found = tf.gather(found, ids) & (order >= 0) & (ids != EOS_ID) & (ids != PAD_ID)
-        places = tf.where(found, order + rows * shape[1], -1)  # the sum ignores -1
+        fits = tf.gather(fits, ids) & (order >= 0) & (ids != EOS_ID) & (ids != PAD_ID)
+        places = tf.where(fits, order + rows * shape[1], -1)  # the sum ignores -1
         counts = tf.math.unsorted_segment_sum(
             tf.ones_like(places), tf.reshape(places, shape), tf.size(ids)
         )

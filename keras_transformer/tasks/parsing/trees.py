@@ -63,7 +63,7 @@ def read_trees(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator
         InputError: a bracket is not closed, was not opened or has no words; a word stands outside
             brackets, or beside others in one.
     """
-    found: list[tuple[int, str]] = []  # tokens of the current tree, with their lines
+    numbered: list[tuple[int, str]] = []  # tokens of the current tree, with their lines
     depth = 0
     for number, line in enumerate(lines, start=first_line):
         for token in _TOKEN.findall(line):
@@ -72,22 +72,24 @@ def read_trees(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator
                 raise InputError(f"{name}, line {number}: a bracket is closed that was not opened")
             if not depth and token != ")":
                 raise InputError(f"{name}, line {number}: {token!r} stands outside of brackets")
-            found.append((number, token))
+            numbered.append((number, token))
             if not depth:
-                yield found[0][0], _make_tree(found, name)
-                found = []
-    if found:
-        raise InputError(f"{name}, line {found[0][0]}: this tree is not closed at the file's end")
+                yield numbered[0][0], _make_tree(numbered, name)
+                numbered = []
+    if numbered:
+        raise InputError(
+            f"{name}, line {numbered[0][0]}: this tree is not closed at the file's end"
+        )
 
 
-def _make_tree(found: list[tuple[int, str]], name: str) -> Tree:
+def _make_tree(numbered: list[tuple[int, str]], name: str) -> Tree:
     """Returns the tree of tokens whose brackets are balanced."""
     tree: Tree = []
     stack: list[str] = []
-    tokens = [token for _, token in found]
+    tokens = [token for _, token in numbered]
     place = 0
     while place < len(tokens):
-        kinds = [each if each in ("(", ")") else "a" for each in tokens[place : place + 4]]
+        kinds = [token if token in ("(", ")") else "a" for token in tokens[place : place + 4]]
         if kinds == ["(", "a", "a", ")"]:
             tree.append(Word(*tokens[place + 1 : place + 3]))
             place += 4
@@ -101,8 +103,8 @@ def _make_tree(found: list[tuple[int, str]], name: str) -> Tree:
         else:
             wrong = "an empty bracket" if kinds[0] != "a" else f"{tokens[place]!r} has no tag"
             raise InputError(
-                f"{name}, line {found[place][0]}: {wrong}; expected brackets around brackets, or "
-                "around a tag and its word"
+                f"{name}, line {numbered[place][0]}: {wrong}; expected brackets around brackets, "
+                "or around a tag and its word"
             )
     return tree
 
@@ -146,26 +148,26 @@ def _unescaped(text: str) -> str:
 
 
 def clean(tree: Tree) -> Tree:
-    """Returns what a parser should find: no traces, functional tags or bracket of the root.
+    """Returns the tree that a parser should find: no traces, functional tags or root bracket.
 
     The root's bracket stays if it is the only one, or contains several others. A tree of traces
     only becomes the empty list.
     """
-    kept: Tree = []
+    items: Tree = []
     for item in tree:
         if isinstance(item, Word):
             if item.tag != TRACE:
-                kept.append(item)
-        elif item.startswith(")") and kept and _is_opening(kept[-1]):
-            kept.pop()  # it contained only traces
+                items.append(item)
+        elif item.startswith(")") and items and _is_opening(items[-1]):
+            items.pop()  # it contained only traces
         else:
-            kept.append(item[0] + base_label(item[1:]))
-    if len(kept) == 1:
-        kept = [f"({ROOT}", *kept, f"){ROOT}"]
-    if kept and isinstance(kept[0], str) and kept[0][1:] in _ROOTS:
-        inside = kept[1:-1]
-        kept = inside if _is_one_bracket(inside) else [f"({ROOT}", *inside, f"){ROOT}"]
-    return kept
+            items.append(item[0] + base_label(item[1:]))
+    if len(items) == 1:
+        items = [f"({ROOT}", *items, f"){ROOT}"]
+    if items and isinstance(items[0], str) and items[0][1:] in _ROOTS:
+        inside = items[1:-1]
+        items = inside if _is_one_bracket(inside) else [f"({ROOT}", *inside, f"){ROOT}"]
+    return items
 
 
 def base_label(label: str) -> str:
