@@ -48,6 +48,12 @@ _START_FROM = command_flags.define_path(
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
 )
+_CHANGED_TEXT = flags.DEFINE_boolean(
+    "changed_text",
+    False,
+    "Resume a run whose text has changed: it goes on with the text as it is now, of which it sees "
+    "some pairs more often than others.",
+)
 _PRINT_FLAGS = flags.DEFINE_boolean(
     "print_flags",
     False,
@@ -128,7 +134,7 @@ def main(arguments: list[str]) -> None:
     keeps_memory = common.load_tensorflow()
     common.print_warnings()
     from keras_transformer.training import RunDirectory, distribution, trainer
-    from keras_transformer.training.run import TextPreparation, prepare_run
+    from keras_transformer.training.run import prepare_run
 
     if _PRINT_FLAGS.value:
         for flag in settings.as_flags(_find_configs(RunDirectory(_RUN_DIR.value), options)):
@@ -139,10 +145,14 @@ def main(arguments: list[str]) -> None:
     run = RunDirectory(_RUN_DIR.value)
     configs = _find_configs(run, options)
     devs = _read_texts(configs)
-    text = TextPreparation(
-        worker=worker, cache_dir=_CACHE_DIR.value, beam_options=_BEAM_OPTIONS.value, say=_say
+    corpus = prepare_run(
+        run,
+        configs,
+        strategy=strategy,
+        cache_dir=_CACHE_DIR.value,
+        beam_options=_BEAM_OPTIONS.value,
+        say=_say,
     )
-    corpus = prepare_run(run, configs, text)
     if distribution.value_of_chief(strategy, run.is_finished()):  # for all workers
         step = run.checkpoints().steps()[-1]
         reason = _early_stop(run) or (
@@ -172,6 +182,7 @@ def main(arguments: list[str]) -> None:
             devs,
             strategy=strategy,
             jit_compile=jit_compile,
+            changed_text=_CHANGED_TEXT.value,
             tensorboard=_TENSORBOARD.value,
         )
     except trainer.Stopped as stopped:

@@ -10,7 +10,7 @@ from keras_transformer.errors import InputError
 MOST_PHRASES = 256  # of a sentence, so that no request can exhaust the memory
 
 # Tokens of a sentence or a translation: far beyond use, and their sums fit into 32 bits.
-_MAX_TOKENS = 100_000
+MAX_TOKENS = 100_000
 _MAX_INT = (1 << 31) - 1  # of 32 bits
 _MINIMUM_DIVISOR = 1e-6  # keeps logits finite in float32
 # The largest that Koehn and Knowles 2017 (3.6) measured; BLEU falls beyond a few dozen hypotheses,
@@ -107,14 +107,14 @@ class SearchConfig(JsonConfig):
         50,
         "A translation has at most this many tokens more than its source.",
         minimum=0,
-        maximum=_MAX_TOKENS,
+        maximum=MAX_TOKENS,
         per_sentence=True,
     )
     max_length: int = option(
         0,
         "A translation has at most this many tokens; 0 means no such limit.",
         minimum=0,
-        maximum=_MAX_TOKENS,
+        maximum=MAX_TOKENS,
         per_sentence=True,
     )
     min_length: int = option(
@@ -122,7 +122,7 @@ class SearchConfig(JsonConfig):
         "A translation has at least this many tokens before EOS, one of which is not a mere "
         "space; 0 allows empty ones. Blank sentences always have the empty translation.",
         minimum=0,
-        maximum=_MAX_TOKENS,
+        maximum=MAX_TOKENS,
         per_sentence=True,
         neutral=0,
     )
@@ -130,7 +130,7 @@ class SearchConfig(JsonConfig):
         512,
         "Tokens of a sentence that are read; the rest is cut off. Bounds the memory of a batch.",
         minimum=1,
-        maximum=_MAX_TOKENS,
+        maximum=MAX_TOKENS,
     )
     repetition_penalty: float = option(
         1.0,

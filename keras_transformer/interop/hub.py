@@ -39,12 +39,7 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
     """
     try:
         with needs_extra("hub"):
-            from huggingface_hub import (
-                constants,
-                errors,
-                hf_hub_download,
-                try_to_load_from_cache,
-            )
+            from huggingface_hub import constants, errors, hf_hub_download
     except InputError as error:
         raise InputError(
             f"there is no file or folder {name}; a model of the Hub has such a name, but {error}"
@@ -57,24 +52,8 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
         OSError, errors.HFValidationError, *errors.HfHubHTTPError.__bases__
     )  # fmt: skip
 
-    is_offline = constants.HF_HUB_OFFLINE
-
-    def fetch(
-        file: str, revision: str | None, *, is_commit: bool = True, is_optional: bool = False
-    ) -> pathlib.Path | None:
-        """Returns the path of a file, None if the model has none.
-
-        Of a commit the cache has the files, and records those that the Hub said it lacks.
-        """
-        nonlocal is_offline
-        if is_commit:
-            cached = try_to_load_from_cache(
-                name, file, cache_dir=constants.HF_HUB_CACHE, revision=revision
-            )
-            if cached is not None:
-                return pathlib.Path(cached) if isinstance(cached, str) else None
-        if is_optional and is_offline:
-            return None
+    def fetch(file: str, revision: str | None) -> pathlib.Path | None:
+        """Returns the path of a file, None if the model has none."""
         try:
             return pathlib.Path(
                 hf_hub_download(
@@ -100,20 +79,19 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
                 f"{page} has no revision {revision!r}; see {page}/tree/main"
             ) from error
         except errors.LocalEntryNotFoundError as error:
-            if is_offline or is_optional:
-                is_offline = True
+            if constants.HF_HUB_OFFLINE:
                 return None
             raise InputError(
                 f"there is no file or folder {name}; for a model of that name, {endpoint} cannot "
                 f"be reached, and {file} is not in the cache; correct the path, or check the "
-                "network (HF_HUB_OFFLINE=1 asks the cache alone)"
+                "network"
             ) from error
         except errors.EntryNotFoundError:
             return None
         except failures as error:
             raise InputError(f"cannot download {file} of {page} ({one_line(error)})") from error
 
-    config = fetch("config.json", revision, is_commit=False)
+    config = fetch("config.json", revision)
     if config is None:
         if constants.HF_HUB_OFFLINE:
             raise InputError(
@@ -127,7 +105,7 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
         if fetch(file, commit) is None:
             raise InputError(f"{page} has no {file}, which a MarianMTModel needs")
     for file in OPTIONAL_FILES:
-        fetch(file, commit, is_optional=True)
-    if not any(fetch(file, commit, is_optional=file != WEIGHTS[-1]) for file in WEIGHTS):
+        fetch(file, commit)
+    if not any(fetch(file, commit) for file in WEIGHTS):
         raise InputError(f"{page} has neither {' nor '.join(WEIGHTS)}")
     return config.parent

@@ -221,11 +221,11 @@ class Checkpoints:
         # Later checkpoints are damaged ones, and are rewritten.
         steps = [other for other in self.steps() if other <= step]
         regular = [other for other in steps if self.is_regular(other)]
-        kept = {step, *regular[-self.keep :], *self.best(self.keep_best, regular)}
+        keep = {step, *regular[-self.keep :], *self.best(self.keep_best, regular)}
         if any(map(_is_lora, contents["weights"])):
-            kept.add(0)  # has the other weights
+            keep.add(0)  # has the other weights
         for other in steps:
-            if other not in kept:
+            if other not in keep:
                 self.drop(f"step-{other}")
         for path in self.folder.glob("step-*.data-*"):  # left by a process that was killed
             if not self._exists(path.stem):
@@ -370,8 +370,8 @@ class Checkpoints:
         expected["weights"] = set(weights)
         with self._reading(name):
             for group, names in expected.items():
-                found = stored.get(group, set())
-                for differing, what in ((names - found, "lacks"), (found - names, "also has")):
+                known = stored.get(group, set())
+                for differing, what in ((names - known, "lacks"), (known - names, "also has")):
                     if differing:
                         others = f" and {len(differing) - 1} others" * (len(differing) > 1)
                         raise ValueError(f"it {what} {group}/{min(differing)}{others}")
@@ -479,7 +479,7 @@ def training_contents(
     average_weights: Mapping[str, Variable] | None,
     extra: Mapping[str, Variable] | None,
 ) -> dict[str, dict[str, Variable]]:
-    """Returns all that training resumes from; see `Checkpoints.save`."""
+    """Returns the variables that training resumes from, by group and name."""
     weights = by_name(model, model.weights)
     contents = {
         "weights": {path: weights[path] for path in filter(_is_lora, weights)} or weights,
@@ -519,9 +519,9 @@ def _seed_states(model: keras.Model) -> dict[str, Variable]:
     def visit(layer: keras.Layer, prefix: str) -> None:
         for attribute, value in vars(layer).items():
             if isinstance(value, keras.random.SeedGenerator):
-                found = (f"{prefix}{attribute}", value.state)
+                entry = (f"{prefix}{attribute}", value.state)
                 # A layer that several share has the first name in alphabetical order.
-                states[id(value.state)] = min(found, states.get(id(value.state), found))
+                states[id(value.state)] = min(entry, states.get(id(value.state), entry))
         for inner in layer._flatten_layers(include_self=False, recursive=False):
             visit(inner, f"{prefix}{inner.name}/")
 
@@ -552,10 +552,10 @@ def _optimizer_state(model: keras.Model) -> dict[str, Variable]:
         for path, variable in zip(paths, values, strict=True)
         if isinstance(variable, keras.Variable)
     }
-    of_inner = {id(variable) for variable in inner.variables} if inner is not optimizer else set()
+    inner_ids = {id(variable) for variable in inner.variables} if inner is not optimizer else set()
 
     def name_of(variable: keras.Variable) -> str:
-        prefix = "inner/" if id(variable) in of_inner else ""
+        prefix = "inner/" if id(variable) in inner_ids else ""
         return moments.get(id(variable), f"{prefix}{variable.name}")
 
     return _unique((name_of(variable), variable) for variable in optimizer.variables)

@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_transformer.data import Batch, TokenizedCorpus, to_dataset
-from keras_transformer.errors import InputError, check_choice, one_line, writing
+from keras_transformer.errors import InputError, check_choice, one_line
 from keras_transformer.host import has_bfloat16, may_use_gpu
 
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
@@ -58,8 +58,13 @@ def make_strategy(name: str = "auto") -> tf.distribute.Strategy:
             '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
             '"task": {"type": "worker", "index": 0}}'
         )
-    if name == "multi_worker" or (name == "auto" and worker is not None and worker.count > 1):
-        return tf.distribute.MultiWorkerMirroredStrategy()
+    if worker is not None and worker.count > 1 and name in ("auto", "multi_worker"):
+        with report_lost_worker():
+            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        # TensorFlow now only notes SIGTERM; until training notes it too, it ends the process.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
+        return strategy
     gpus = tf.config.list_logical_devices("GPU")
     if name == "none" or (name == "auto" and len(gpus) < 2):
         return tf.distribute.get_strategy()
@@ -83,7 +88,7 @@ def auto_precision() -> str:
 
 
 def describe_devices(strategy: tf.distribute.Strategy) -> str:
-    """Returns what a strategy trains on: "the CPU", "the GPU (NVIDIA H100)", "2 CPUs"."""
+    """Returns the devices of a strategy: "the CPU", "the GPU (NVIDIA H100)", "2 CPUs"."""
     replicas, kind, names = strategy.num_replicas_in_sync, "CPU", set()
     for gpu in tf.config.list_physical_devices("GPU"):
         kind = "GPU"
@@ -143,18 +148,21 @@ def distributed(
     corpus: TokenizedCorpus,
     **options: Any,
 ) -> Any:
-    """Returns a data set of this worker's rows of batches, which its replicas cut up."""
+    """Returns a data set that gives each device of this worker its rows of a batch."""
     worker = worker_of(strategy)
     shard, replicas = (worker.index, worker.count), strategy.num_replicas_in_sync
-    dataset = to_dataset(
-        functools.partial(make_batches, corpus, shard=shard, replicas=replicas, **options)
-    )
-    if worker.count > 1:
-        return strategy.distribute_datasets_from_function(lambda context: dataset)
-    policy = tf.data.Options()
-    # A strategy is to cut up the batches and not the files that they come from.
-    policy.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return strategy.experimental_distribute_dataset(dataset.with_options(policy))
+    devices = replicas // worker.count  # of this worker
+
+    def shares() -> Iterator[Batch]:
+        batches = make_batches(corpus, shard=shard, replicas=replicas, **options)
+        for inputs, labels in batches:
+            rows = len(labels) // devices
+            for share in (slice(rows * each, rows * (each + 1)) for each in range(devices)):
+                yield {side: ids[share] for side, ids in inputs.items()}, labels[share]
+
+    dataset = to_dataset(shares)
+    # Its elements are those of the local devices in turn.
+    return strategy.distribute_datasets_from_function(lambda context: dataset)
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
@@ -162,7 +170,8 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
     count = worker_of(strategy).count
     if count == 1:
         return value
-    sums = _sum_over_replicas(strategy, tf.constant(value, tf.float64))
+    with report_lost_worker():
+        sums = _sum_over_replicas(strategy, tf.constant(value, tf.float64))
     replicas = strategy.num_replicas_in_sync // count
     return float(strategy.experimental_local_results(sums)[0]) / replicas
 
@@ -190,15 +199,13 @@ def all_or_none(strategy: tf.distribute.Strategy) -> Iterator[None]:
     Raises:
         InputError: the block has failed in another worker.
     """
-    failure = None
     try:
         yield
-    except Exception as error:
-        failure = error
-    failures = sum_over_workers(strategy, float(failure is not None))
-    if failure is not None:
-        raise failure
-    if failures:
+    except Exception:
+        with contextlib.suppress(InputError):  # the others have ended: this error is the cause
+            sum_over_workers(strategy, 1.0)
+        raise
+    if sum_over_workers(strategy, 0.0):
         raise InputError("another worker has failed; its last lines of output say why")
 
 
@@ -208,7 +215,7 @@ _LACKS_MEMORY = re.compile(r"out.of.memory|(cublas|cudnn).*(not.initialized|hand
 
 @contextlib.contextmanager
 def report_out_of_memory() -> Iterator[None]:
-    """Raises `InputError`, with the flags to change, if memory runs out."""
+    """Raises `InputError`, with the flags to change, if memory runs out in training."""
     try:
         yield
     except (MemoryError, tf.errors.OpError) as error:
@@ -216,69 +223,55 @@ def report_out_of_memory() -> Iterator[None]:
         if not is_known and not _LACKS_MEMORY.search(str(error)):
             raise
         raise InputError(
-            f"out of memory with a batch ({one_line(error)}); end other programs on this GPU if "
+            f"out of memory in training ({one_line(error)}); end other programs on this GPU if "
             "there are any, raise --accumulation_steps, which makes the batches of training and of "
             "the dev set smaller, or lower --batch_tokens in another --run_dir"
         ) from error
 
 
-# While the first worker prepares a run, it touches a file every few seconds: the others share
-# nothing with it but a file system, and would otherwise not know whether it is alive.
-
-_NAME = "preparing"
-_INTERVAL_S = 5.0
-# Network file systems cache the time of a file's change for up to a minute.
-_SILENCE_S = 300.0
+# How TensorFlow reports that another worker has died or left, and how it names one.
+_LOST_WORKER = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.CancelledError,
+)
+_NAMED_WORKER = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 
 
 @contextlib.contextmanager
-def heartbeat(folder: pathlib.Path) -> Iterator[None]:
-    """Touches a file in the folder every few seconds while the block runs, then removes it.
-
-    The folder is made if it is missing, and removed again if the block leaves it empty.
-
-    Raises:
-        InputError: the folder cannot be written.
-    """
-    path, ended = folder / _NAME, threading.Event()
-    with writing(f"run directory {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        path.touch()
-
-    def beat() -> None:
-        while not ended.wait(_INTERVAL_S):
-            with contextlib.suppress(OSError):  # a disk that is full for a moment
-                path.touch()
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
+def report_lost_worker() -> Iterator[None]:
+    """Raises `InputError` if another worker does not answer; alone, a worker has no such errors."""
+    worker = worker_of_environment()
     try:
         yield
-    finally:
-        ended.set()
-        thread.join()
-        path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty
-            folder.rmdir()
+    except _LOST_WORKER as error:
+        if worker is None or worker.count == 1:
+            raise
+        others = set(map(int, _NAMED_WORKER.findall(str(error)))) - {worker.index}
+        name = f"worker {min(others)}" if len(others) == 1 else "another worker"
+        raise InputError(
+            f"{name} does not answer any more; see in its output why it ended, and start all "
+            "workers again with the same command: they resume from the newest checkpoint"
+        ) from error
 
 
-def wait_for_first_worker(folder: pathlib.Path, is_ready: Callable[[], bool]) -> None:
-    """Waits until `is_ready`, for as long as the first worker's heartbeat continues.
+# Network file systems show what another machine wrote after up to a minute.
+_TIMEOUT_S = 300.0
 
-    Only changes of the file's time count, so that clocks of machines may differ.
+
+def wait_for_files(folder: pathlib.Path, are_there: Callable[[], bool]) -> None:
+    """Waits until this worker sees the files that the first one has written.
 
     Raises:
-        InputError: there has been no heartbeat for five minutes.
+        InputError: it has not seen them for five minutes.
     """
-    path, last, end = folder / _NAME, None, time.monotonic() + _SILENCE_S
-    while not is_ready():
-        with contextlib.suppress(OSError):
-            if (changed := path.stat().st_mtime_ns) != last:
-                last, end = changed, time.monotonic() + _SILENCE_S
+    end = time.monotonic() + _TIMEOUT_S
+    while not are_there():
         if time.monotonic() > end:
             raise InputError(
-                f"the first worker has given no sign of life in {folder} for "
-                f"{_SILENCE_S / 60:.0f} minutes; see why it stopped, share the file system of "
-                "--run_dir among all workers, and give them the same flags"
+                f"this worker does not see in {folder} what the first worker wrote there "
+                f"{_TIMEOUT_S / 60:.0f} minutes ago; share the file system of --run_dir among all "
+                "workers, and give them the same flags"
             )
-        time.sleep(min(0.5, _SILENCE_S / 10))
+        time.sleep(0.5)

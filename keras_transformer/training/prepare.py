@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
     EXTEND,
@@ -13,6 +15,7 @@ from keras_transformer.config import (
     DataConfig,
     split_list,
 )
+from keras_transformer.config.search import MAX_TOKENS
 from keras_transformer.data import (
     ApacheBeamShards,
     PairSource,
@@ -25,8 +28,11 @@ from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import SubwordSampler, Vocabulary, extend_vocabulary
 from keras_transformer.text.learning import kind_of
+from keras_transformer.training.settings import RunConfigs
 
 _TRANSLATION = TranslationTask()
+_MEASURED_PAIRS = 1_000_000  # to find how long outputs must be
+_BEYOND_SHARE = 0.001  # of the training pairs may be longer: many corpora have some that are wrong
 _NORMALIZED_PAIRS = 100_000  # of each corpus, to see what normalization changes
 
 
@@ -94,10 +100,38 @@ def tokenize(
     )
 
 
+def with_room_for_targets(
+    configs: RunConfigs, corpus: TokenizedCorpus, say: Callable[[str], None]
+) -> RunConfigs:
+    """Returns settings whose search can generate all but the longest of the training targets.
+
+    A target of characters, for example, has far more tokens than its source of words.
+
+    Args:
+        configs: of the run.
+        corpus: the text that it trains on.
+        say: receives a line where the limit is raised.
+    """
+    search = configs.search_config()
+    source, target = corpus.lengths(slice(None, None, -(-len(corpus) // _MEASURED_PAIRS)))
+    extra = target - np.minimum(source, search.max_source_length + 1)  # both count EOS
+    share = np.mean(extra > search.max_extra_length)
+    if share <= _BEYOND_SHARE:
+        return configs
+    longest = int(np.quantile(extra, 1 - _BEYOND_SHARE, method="higher"))
+    limit = min(-(-longest // 10) * 10, MAX_TOKENS)
+    say(
+        f"{share:.1%} of the training targets have over {search.max_extra_length} tokens more than "
+        f"their sources, the default limit of a search: the run searches with "
+        f"max_extra_length={limit}."
+    )
+    return configs._replace(search={**configs.search, "max_extra_length": limit})
+
+
 def subword_samplers(
     data: DataConfig, vocabularies: tuple[Vocabulary, Vocabulary]
 ) -> tuple[SubwordSampler | None, SubwordSampler | None] | None:
-    """Returns what segments each side anew in each epoch; None without `subword_sampling`."""
+    """Returns a subword sampler per side, or None if `subword_sampling` is 0."""
     if not data.subword_sampling:
         return None
     source, target = (

@@ -1,27 +1,126 @@
-"""The progress of training on a terminal or in a log.
+"""The log of training: rows of metrics in files, and as lines on a terminal or in a log.
 
 A row of metrics (see `metrics.py`) is a line, and the values of the dev set another one:
 
 300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 3.0e-4  5.21k tok/s  4.61T FLOP  left 1h05m
-1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31 (500 of 2,000)  on the dev set
+1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31 (500 of 2,000, 3 cut)  on the dev set
 
-Where a metric was not measured on all sentences of a dev set, their numbers follow it.
+Where a metric was not measured on all sentences of a dev set, or outputs were cut at the longest
+that a search may give, their numbers follow it.
 """
 
 import math
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Mapping
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TextIO
 
+from keras_transformer.config import TrainingConfig
+from keras_transformer.models import Seq2SeqModel
 from keras_transformer.tasks import Metric
-from keras_transformer.training.metrics import Row, TrainingMeter, dev_values
+from keras_transformer.training.distribution import all_or_none, worker_of
+from keras_transformer.training.metrics import (
+    MetricsFile,
+    Row,
+    TensorBoardLog,
+    TrainingMeter,
+    dev_values,
+    with_dev_values,
+)
+from keras_transformer.training.run import RunDirectory
 
 _SECONDS_BETWEEN_DRAWINGS = 0.5
 
 
-class Progress:
+class Measure(Protocol):
+    """Measures a metric on sentences of a dev set, see `DevMetric`."""
+
+    num_sentences: int
+    num_all: int
+    num_cut: int
+
+
+class TrainingLog:
+    """Measures the updates of a run, and writes rows of them to all that show it.
+
+    Every worker measures; the first one writes metrics.jsonl, lines of progress and, if wanted,
+    TensorBoard's files.
+
+    Args:
+        run: the run.
+        model: compiled, under the strategy that trains it.
+        training: of the run.
+        dev_metrics: the metrics of the task, each with what measures it.
+        step: rows beyond it are dropped from the files, and written again.
+        tensorboard, show: as in `train`.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        model: Seq2SeqModel,
+        training: TrainingConfig,
+        *,
+        dev_metrics: Mapping[Metric, Measure],
+        step: int,
+        tensorboard: bool,
+        show: bool,
+    ) -> None:
+        self._strategy = model.distribute_strategy
+        self._metrics = list(dev_metrics)
+        self._meter = TrainingMeter(model)
+        self._lines: ProgressLines | None = None
+        self._writers: list[Callable[[Row], None]] = []
+        with all_or_none(self._strategy):
+            if not worker_of(self._strategy).is_chief:
+                return
+            file = MetricsFile(run.metrics_path, step)
+            rate = training.sustained_tflops
+            if rate is not None:
+                rate *= 1e12 * self._strategy.num_replicas_in_sync
+            self._meter = TrainingMeter(model, file.last, rate)
+            self._writers.append(file.append)
+            if tensorboard:
+                self._writers.append(TensorBoardLog(run.path / "tensorboard", file.rows()).write)
+            if show:
+                self._lines = ProgressLines(self._meter, dev_metrics, training.train_steps)
+                self._writers.append(self._lines.show)
+
+    def begin_batch(self) -> None:
+        """Notes that an update begins."""
+        self._meter.begin_batch()
+
+    def end_batch(self, step: int, values: Mapping[str, Any]) -> None:
+        """Takes the metrics of an update; none yet from several devices."""
+        if values:
+            self._meter.end_batch(values)
+        if self._lines and self._meter.has_values:
+            self._lines.end_batch(step)
+
+    def end_row(self, step: int) -> Row:
+        """Returns the metrics since the last row; waits for the device."""
+        return self._meter.end_row(step)
+
+    def write(self, row: Row, dev_values: Mapping[str, float]) -> None:
+        """Writes a row, with values of the dev sets if there are any."""
+        with all_or_none(self._strategy):
+            for write in self._writers:
+                write(with_dev_values(row, dev_values, self._metrics))
+
+    @property
+    def signals(self) -> list[signal.Signals]:
+        """SIGPIPE if nobody reads standard output any more."""
+        return [signal.SIGPIPE] if self._lines and self._lines.is_closed else []
+
+    def close(self) -> None:
+        """Ends the line of progress."""
+        if self._lines:
+            self._lines.finish()
+
+
+class ProgressLines:
     """Writes lines of at most 100 columns, up to a million steps.
 
     A log file gets a line for each row. On a terminal one line is overwritten at most every half
@@ -29,17 +128,21 @@ class Progress:
 
     Args:
         meter: measures the batches that are not in a row yet.
-        metrics: of the task, to show beside those of validation; each with the number of sentences
-            that it is measured on, and of all in the dev set.
+        metrics: of the task, to show beside those of validation; each with
+            what measures it, for the numbers of sentences.
         train_steps: batches of the whole run.
         stream: where to write; None means standard output.
         live: whether it is a terminal; None means to ask it.
+
+    Attributes:
+        is_closed: whether nobody reads the stream any more: the reader of a pipe has ended, or the
+            terminal was closed.
     """
 
     def __init__(
         self,
         meter: TrainingMeter,
-        metrics: Mapping[Metric, tuple[int, int]],
+        metrics: Mapping[Metric, Measure],
         train_steps: int,
         stream: TextIO | None = None,
         live: bool | None = None,
@@ -53,6 +156,7 @@ class Progress:
         self._skipped = 0.0
         self._pace = _Pace()
         self._drawn = -math.inf  # the time of the last drawing
+        self.is_closed = False
         self._is_open = False  # whether the line that changes is on the terminal
 
     def end_batch(self, step: int) -> None:
@@ -84,21 +188,27 @@ class Progress:
         """Ends the line that changes, so that other text starts on a new line."""
         if self._is_open:
             self._is_open = False
-            self._stream.write("\n")
-            self._stream.flush()
+            self._put("\n")
 
     def _draw(self, row: Row, step: int) -> None:
         """Overwrites the line that changes."""
         line = self._training_line(row, step)
         columns = shutil.get_terminal_size().columns - 1
-        self._stream.write("\r" + line[:columns].ljust(columns))
-        self._stream.flush()
+        self._put("\r" + line[:columns].ljust(columns))
         self._is_open = True
 
     def _write(self, line: str) -> None:
         self.finish()
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        self._put(line + "\n")
+
+    def _put(self, text: str) -> None:
+        if self.is_closed:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self.is_closed = True
 
     def _training_line(self, row: Row, step: int) -> str:
         parts = [
@@ -116,10 +226,12 @@ class Progress:
     def _dev_line(self, row: Row) -> str:
         dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
         parts = [self._steps(row["step"]), *_quality(dev)]
-        for metric, (count, total) in self._metrics.items():
+        for metric, measure in self._metrics.items():
             if metric.name in row:
-                some = f" ({count:,} of {total:,})" if count < total else ""
-                parts.append(f"{metric.label} {row[metric.name]:.2f}{some}")
+                count, total, cut = measure.num_sentences, measure.num_all, measure.num_cut
+                notes = [f"{count:,} of {total:,}"] * (count < total) + [f"{cut:,} cut"] * (cut > 0)
+                note = f" ({', '.join(notes)})" if notes else ""
+                parts.append(f"{metric.label} {row[metric.name]:.2f}{note}")
         return "  ".join([*parts, "on the dev set"])
 
     def _steps(self, step: float) -> str:

@@ -1,11 +1,9 @@
-"""A run directory, all that later commands need of a training run, and how it is prepared.
+"""A run directory: all that later commands need of a training run.
 
-`prepare_run` creates a run from text (`create_run`) or, if there is one, takes changed settings
-(`reopen_run`), and returns its tokenized text. Neither touches weights, except that a run which
-starts from another one gets the checkpoint `step-0`, and that an average goes whose recipe changes.
-`trainer.train` then locks the run and, in `Trainer._resume`, sets weights, optimizer, random
-numbers and moving averages to those of the newest whole checkpoint (`Checkpoints.resume`), whose
-step is the place in the data to go on from.
+`prepare_run` creates a run from text (`create_run`) or takes changed settings (`reopen_run`), and
+returns its tokenized text; the head of `trainer.py` says what follows. Neither touches weights,
+but a run that starts from another one gets the checkpoint `step-0`, and changing the averaging
+settings deletes the old average.
 
 config.json         the configurations and the task; fingerprints of the vocabularies; once it is
                     trained, what else its batches follow from, see `RunDirectory.trained_with`
@@ -19,16 +17,15 @@ tensorboard/        on request
 """
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import os
-import pathlib
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
 from typing_extensions import Self
 
 from keras_transformer.config import TrainingConfig
@@ -41,11 +38,10 @@ from keras_transformer.text import Vocabulary
 from keras_transformer.text.learning import cut_new_tokens
 from keras_transformer.training.checkpoints import AVERAGE, START, Checkpoints
 from keras_transformer.training.distribution import (
-    ONLY_WORKER,
-    Worker,
+    all_or_none,
     auto_precision,
-    heartbeat,
-    wait_for_first_worker,
+    wait_for_files,
+    worker_of,
 )
 from keras_transformer.training.optimizer import freeze
 from keras_transformer.training.prepare import (
@@ -54,6 +50,7 @@ from keras_transformer.training.prepare import (
     make_vocabularies,
     read_validation_texts,
     training_corpus,
+    with_room_for_targets,
 )
 from keras_transformer.training.settings import (
     RunConfigs,
@@ -63,7 +60,8 @@ from keras_transformer.training.settings import (
 )
 
 # Files of source and of target sentences, or one file with both sides.
-TextFiles = Path | tuple[Path, Path]
+Say = Callable[[str], None]
+TextFiles = Path | Sequence[Path]
 
 
 class RunDirectory:
@@ -122,10 +120,16 @@ class RunDirectory:
         """
         run = cls(path)
         for split, files in (("train", train), ("dev", dev), ("test", test)):
-            if isinstance(files, tuple):
-                options[f"{split}_source"], options[f"{split}_target"] = map(str, files)
-            elif files is not None:
+            if isinstance(files, (str, os.PathLike)):
                 options[f"{split}_file"] = str(files)
+            elif files is not None:
+                if len(files) != 2:
+                    raise InputError(
+                        f"{split} must be a file with both sides, or one of source and one of "
+                        f"target sentences, got {len(files)} files; join the paths of a side with "
+                        "commas"
+                    )
+                options[f"{split}_source"], options[f"{split}_target"] = map(str, files)
         create_run(run, run.make_configs(options, start_from))
         return run
 
@@ -166,9 +170,9 @@ class RunDirectory:
         # Its reader takes a path for a pattern. A run that starts from this one reads it by its
         # resolved path.
         for path in (self.path.absolute(), self.path.resolve()):
-            if found := re.search(r"[\[\\]", str(path)):
+            if bracket := re.search(r"[\[\\]", str(path)):
                 raise InputError(
-                    f"{path} has {found[0]}, and TensorFlow cannot read checkpoints from such a "
+                    f"{path} has {bracket[0]}, and TensorFlow cannot read checkpoints from such a "
                     "path; give another path"
                 )
         if self.exists:
@@ -248,12 +252,12 @@ class RunDirectory:
         configs = self.configs()
         changed = changed._replace(training=self.resolved(changed.training))
         has_checkpoint = any(self.checkpoints().steps())  # not only step-0, a start
-        if found := configs.differences(changed, has_checkpoint=has_checkpoint):
+        if differences := configs.differences(changed, has_checkpoint=has_checkpoint):
             advice = "remove these options to resume it, or give another --run_dir"
             if changed.training.batch_tokens < configs.training.batch_tokens:
                 advice += "; --accumulation_steps needs less memory and may change"
             raise InputError(
-                f"run directory {self.path} holds another run: {'; '.join(found)}; {advice}"
+                f"run directory {self.path} holds another run: {'; '.join(differences)}; {advice}"
             )
         last, train_steps = max(self.checkpoints().steps(), default=0), changed.training.train_steps
         if train_steps != configs.training.train_steps and train_steps < last:
@@ -263,8 +267,8 @@ class RunDirectory:
             )
         with self.lock():
             before, after = (
-                (each.training.average_last, each.training.average_best)
-                for each in (configs, changed)
+                (values.training.average_last, values.training.average_best)
+                for values in (configs, changed)
             )
             checkpoints = self.checkpoints()
             if before != after and checkpoints.to_average(*after):
@@ -281,7 +285,7 @@ class RunDirectory:
 
     @property
     def trained_with(self) -> dict[str, Any]:
-        """What batches follow from besides the configurations; empty before training.
+        """Extra state that determines the batches; empty before training.
 
         "max_shapes" is how many shapes they may have, "text" the digest of the text in files.
         """
@@ -398,9 +402,52 @@ class RunDirectory:
         is_at_end = step >= self.configs().training.train_steps or self.is_stalled(step)
         return is_at_end and checkpoints.has_average()
 
-    def corpus(self) -> TokenizedCorpus:
-        """Returns the text that the run trains on, from its token cache or tokenized now."""
-        return TextPreparation().tokenized(self, self.configs(), self.vocabularies())
+    def corpus(
+        self,
+        *,
+        cache_dir: Path | None = None,
+        beam_options: str | None = None,
+        say: Say = lambda line: None,
+    ) -> TokenizedCorpus:
+        """Returns the text that the run trains on, from its token cache or tokenized now.
+
+        Args:
+            cache_dir: folder for the tokenized text, which runs may share; None means one in the
+                run directory.
+            beam_options: of an Apache Beam pipeline that tokenizes; None means no pipeline.
+            say: receives lines about the progress.
+        """
+        return self.tokenize(
+            self.configs(),
+            self.vocabularies(),
+            cache_dir=cache_dir,
+            beam_options=beam_options,
+            say=say,
+        )
+
+    def tokenize(
+        self,
+        configs: RunConfigs,
+        vocabularies: tuple[Vocabulary, Vocabulary],
+        *,
+        cache_dir: Path | None = None,
+        beam_options: str | None = None,
+        say: Say = lambda line: None,
+    ) -> TokenizedCorpus:
+        """Returns the text of configurations, as `corpus` does for a run that exists."""
+        corpus = training_corpus(
+            configs.corpora,
+            vocabularies,
+            self.path / "tokens" if cache_dir is None else local_path(cache_dir),
+            lambda pairs: say(f"Tokenizing: {pairs:,} pairs ..."),
+            keep_others=cache_dir is not None,
+            beam=ApacheBeamShards(shlex.split(beam_options)) if beam_options else None,
+            task=configs.task,
+        )
+        for reason, count in corpus.dropped.items():
+            if count:
+                say(f"Dropped {count:,} pairs: {reason}.")
+        return corpus
 
     def dev_sets(self) -> list[ParallelText]:
         """Returns the run's dev sets, of which the first decides; none if none is named."""
@@ -408,7 +455,7 @@ class RunDirectory:
         return read_validation_texts(configs.corpora, configs.task)
 
     def _fingerprints(self) -> dict[str, str]:
-        """Returns those of the vocabularies, by the names of their files."""
+        """Returns the fingerprints of the vocabularies by the names of their files."""
         with self._config() as values:
             stored = dict(values["vocabularies"])
             names = [self._source_path.name, self._target_path.name]
@@ -472,99 +519,58 @@ class RunDirectory:
         return writing(f"run directory {self.path}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextPreparation:
-    """How the text of a run is tokenized.
-
-    Attributes:
-        worker: this one. The first worker prepares a run; the others wait for it.
-        cache_dir: folder for the tokenized text, which runs may share; None means one in the run
-            directory.
-        beam_options: of an Apache Beam pipeline that tokenizes; None means no pipeline.
-        say: receives lines about the progress.
-    """
-
-    worker: Worker = ONLY_WORKER
-    cache_dir: Path | None = None
-    beam_options: str | None = None
-    say: Callable[[str], None] = lambda line: None
-
-    def tokens(self, run: RunDirectory) -> pathlib.Path:
-        """Returns the folder of the tokenized text."""
-        return run.path / "tokens" if self.cache_dir is None else local_path(self.cache_dir)
-
-    def tokenized(
-        self, run: RunDirectory, configs: RunConfigs, vocabularies: tuple[Vocabulary, Vocabulary]
-    ) -> TokenizedCorpus:
-        """Returns the text of a run, tokenized before or now."""
-        corpus = training_corpus(
-            configs.corpora,
-            vocabularies,
-            self.tokens(run),
-            lambda pairs: self.say(f"Tokenizing: {pairs:,} pairs ..."),
-            keep_others=self.cache_dir is not None,
-            beam=ApacheBeamShards(shlex.split(self.beam_options)) if self.beam_options else None,
-            task=configs.task,
-        )
-        for reason, count in corpus.dropped.items():
-            if count:
-                self.say(f"Dropped {count:,} pairs: {reason}.")
-        return corpus
-
-
-def prepare_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
+def prepare_run(
+    run: RunDirectory, configs: RunConfigs, *, strategy: tf.distribute.Strategy, **options: Any
+) -> TokenizedCorpus:
     """Creates the run, or checks that it may be resumed, and returns its tokenized text.
+
+    Of several workers the first one does so, however long it takes, while the others wait.
 
     Args:
         run: exists or not.
         configs: from now on.
-        text: how its text is tokenized, and by which worker.
+        strategy: from `make_strategy`.
+        **options: cache_dir, beam_options and say of `RunDirectory.corpus`.
 
     Raises:
         InputError: the text cannot be used, the run was created with other settings, or the
             directory cannot be written.
     """
-    if text.worker.is_chief:
-        with heartbeat(run.path) if text.worker.count > 1 else contextlib.nullcontext():
-            return (reopen_run if run.exists else create_run)(run, configs, text)
-    wait_for_first_worker(
+    with all_or_none(strategy):
+        if worker_of(strategy).is_chief:
+            return (reopen_run if run.exists else create_run)(run, configs, **options)
+    wait_for_files(
         run.path, lambda: run.exists and run.configs().training == run.resolved(configs.training)
     )
-    return text.tokenized(run, configs, run.vocabularies())
+    return run.corpus(**options)
 
 
 def create_run(
-    run: RunDirectory, configs: RunConfigs, text: TextPreparation = TextPreparation()
+    run: RunDirectory, configs: RunConfigs, *, say: Say = lambda line: None, **options: Any
 ) -> TokenizedCorpus:
     """Makes the vocabularies of a new run, tokenizes its text, and writes its files."""
     with run.creation():
         start = None
         if configs.origin.get("start_from"):
-            configs, vocabularies, start = _begin_from_another_run(configs, text.say)
+            configs, vocabularies, start = _begin_from_another_run(configs, say)
         else:
-            text.say("Preparing the vocabulary ...")
-            vocabularies = make_vocabularies(configs.corpora, configs.task, text.say)
+            say("Preparing the vocabulary ...")
+            vocabularies = make_vocabularies(configs.corpora, configs.task, say)
             configs = configs.with_vocabulary_sizes(*(each.size for each in vocabularies))
-        corpus = text.tokenized(run, configs, vocabularies)
+        corpus = run.tokenize(configs, vocabularies, say=say, **options)
+        configs = with_room_for_targets(configs, corpus, say)
         run.write(configs, *vocabularies, start)
     return corpus
 
 
-def reopen_run(run: RunDirectory, configs: RunConfigs, text: TextPreparation) -> TokenizedCorpus:
-    """Changes the settings of a run to those asked for, and returns its text."""
+def reopen_run(run: RunDirectory, configs: RunConfigs, **options: Any) -> TokenizedCorpus:
+    """Changes the settings of a run, and returns its tokenized text."""
     run.continue_with(configs)
-    corpus = text.tokenized(run, configs, run.vocabularies())
-    step, before = max(run.checkpoints().steps(), default=0), run.trained_with.get("text")
-    if step and before not in (None, corpus.text):
-        text.say(
-            f"The text has changed since the run was trained last: it resumes at step {step:,} "
-            "with the text as it is now."
-        )
-    return corpus
+    return run.corpus(**options)
 
 
 def _begin_from_another_run(
-    configs: RunConfigs, say: Callable[[str], None]
+    configs: RunConfigs, say: Say
 ) -> tuple[RunConfigs, tuple[Vocabulary, Vocabulary], Seq2SeqModel]:
     """Returns the settings, vocabularies and weights of a run that starts from another one."""
     origin, checkpoint = RunDirectory.of_checkpoint(configs.origin["start_from"])

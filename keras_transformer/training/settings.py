@@ -25,6 +25,7 @@ from keras_transformer.config import (
 )
 from keras_transformer.config.training import preset_size
 from keras_transformer.errors import InputError
+from keras_transformer.files import local_paths
 from keras_transformer.tasks import Task, TranslationTask, get_task, registered_tasks
 
 Options = Mapping[str, Any]
@@ -73,8 +74,8 @@ class RunConfigs(NamedTuple):
         """
         changes = changes or {}
         unused = SearchConfig.unused_by(changes["method"]) if "method" in changes else ()
-        kept = {name: value for name, value in self.search.items() if name not in unused}
-        return self.task.search_config({**kept, **changes})
+        options = {name: value for name, value in self.search.items() if name not in unused}
+        return self.task.search_config({**options, **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """Returns them as config.json holds them."""
@@ -179,24 +180,24 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     _check_names(options)
     if not names_data(options):
         raise InputError("--start_from needs text to train on; name it, as in --train_source")
-    given_data = DataConfig.given(options)
-    of_vocabulary = DataConfig.fields_with(of_vocabulary=True)
-    is_extended = given_data.get("vocabulary") == EXTEND
-    own = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if is_extended else set())
-    if given := sorted(given_data.keys() & {*of_vocabulary} - own):
-        grow = ", or add tokens with --vocabulary=extend" if given[0] == "vocabulary" else ""
+    data_options = DataConfig.given(options)
+    vocabulary_fields = DataConfig.fields_with(of_vocabulary=True)
+    is_extended = data_options.get("vocabulary") == EXTEND
+    extending = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if is_extended else set())
+    if fixed := sorted(data_options.keys() & {*vocabulary_fields} - extending):
+        grow = ", or add tokens with --vocabulary=extend" if fixed[0] == "vocabulary" else ""
         raise InputError(
-            f"--{given[0]} cannot be combined with --start_from: the vocabularies are those of "
-            f"{path}; remove --{given[0]}{grow}"
+            f"--{fixed[0]} cannot be combined with --start_from: the vocabularies are those of "
+            f"{path}; remove --{fixed[0]}{grow}"
         )
-    values, theirs = _given_model(options), origin.model.to_dict()
+    values, origin_values = _given_model(options), origin.model.to_dict()
     if "architecture" in options:
         values["architecture"] = options["architecture"]
     rates = {name: value for name, value in values.items() if name.endswith("dropout")}
     if wrong := [
-        f"{name} is {theirs.get(name)!r} there and {value!r} here"
+        f"{name} is {origin_values.get(name)!r} there and {value!r} here"
         for name, value in values.items()
-        if name not in rates and value != theirs.get(name)
+        if name not in rates and value != origin_values.get(name)
     ]:
         raise InputError(
             f"the model of {path} differs: {'; '.join(wrong)}; remove these options, or train "
@@ -206,16 +207,16 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     changes = task_type.given(options)
     is_same = task_type is type(origin.task)
     task = origin.task.replace(**changes) if is_same else task_type(**changes)
-    kept: dict[str, Any] = {}
+    inherited: dict[str, Any] = {}
     if origin.data is not None:
-        kept = {name: getattr(origin.data, name) for name in of_vocabulary}
-        kept["add_tokens"] = None
+        inherited = {name: getattr(origin.data, name) for name in vocabulary_fields}
+        inherited["add_tokens"] = None
         if is_extended or origin.data.vocabulary == EXTEND:  # of text that is not this run's
-            kept |= {"vocabulary": None, "target_vocabulary": None, "vocabulary_size": None}
+            inherited |= {"vocabulary": None, "target_vocabulary": None, "vocabulary_size": None}
     rate = (origin.model.model_dim * _WARMUP_STEPS) ** -0.5
     if options.get("lora_rank") is None:
         rate *= _FINE_TUNING_RATE
-    data = _data(task, options, kept)
+    data = _data(task, options, inherited)
     training = _training(task, options, {"learning_rate": float(f"{rate:.2g}")})
     _check_trains_new_tokens(data, training)
     return _checked(
@@ -265,7 +266,7 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
     return _checked(
         configs._replace(
             model=model.replace(**model_values),
-            data=configs.corpora.replace(**DataConfig.given(options)),
+            data=configs.corpora.replace(**_with_absolute_paths(DataConfig.given(options))),
             training=training.replace(**training_values),
             task=task.replace(**type(task).given(options)),
         ),
@@ -281,8 +282,8 @@ def as_flags(configs: RunConfigs) -> list[str]:
     start = configs.origin.get("start_from")
     extends = configs.corpora.vocabulary == EXTEND
     if start is not None:
-        kept = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if extends else set())
-        values |= dict.fromkeys({*DataConfig.fields_with(of_vocabulary=True)} - kept)
+        extending = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if extends else set())
+        values |= dict.fromkeys({*DataConfig.fields_with(of_vocabulary=True)} - extending)
         values["start_from"] = start
     for config in configs.parts():
         values |= dict.fromkeys(config.unused_fields(vars(config)))
@@ -312,12 +313,22 @@ def names_data(options: Options) -> bool:
 
 def _data(task: Task, options: Options, changes: Options | None = None) -> DataConfig:
     defaults = {**task.default_data, **({} if names_data(options) else task.built_in_data)}
-    values = {**(changes or {}), **DataConfig.given(options)}
+    values = {**(changes or {}), **_with_absolute_paths(DataConfig.given(options))}
     unused = DataConfig.unused_fields({**defaults, **values})
     defaults = {name: value for name, value in defaults.items() if name not in unused}
     data = DataConfig(**{**defaults, **values})
     task.check_data(data)
     return data
+
+
+def _with_absolute_paths(options: Options) -> dict[str, Any]:
+    """Returns options of the data with paths that lead to the same files from any folder."""
+    paths = {
+        name: ",".join(map(os.path.abspath, split_list(local_paths(options[name]))))
+        for name in DataConfig.fields_with(is_path=True)
+        if isinstance(options.get(name), str) and options[name] != EXTEND
+    }
+    return {**options, **paths}
 
 
 def _training(task: Task, options: Options, changes: Options | None = None) -> TrainingConfig:

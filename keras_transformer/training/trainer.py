@@ -1,10 +1,19 @@
-"""The program of a training run: what happens in which order, from resuming to the average.
+"""The program of a training run: what happens in which order.
 
-A `Trainer` builds the model and sets all that training depends on to the newest checkpoint:
-weights, optimizer, random numbers of dropout, moving averages. `Trainer.train` is the loop over the
-batches, from the step of that checkpoint on; what follows an update is a function of its step
-(`Due`). Nothing depends on wall-clock time: a run that is killed and resumed ends with the weights
-of one that was not.
+ 1. Options become configurations                       settings.new_configs
+ 2. Vocabularies, token ids, files of the run           run.create_run, or reopen_run
+ 3. Only this process may train the run                 RunDirectory.lock
+ 4. Build and compile the model                         Trainer.__init__
+ 5. Read the newest checkpoint, go on from its step     Trainer._resume
+ 6. Plan batches from that step on, for all devices     Trainer._batches, BatchPlan
+ 7. One update after another                            Trainer.train, TokenWeightedModel.update
+ 8. After an update: log, validate, save                Due.after, Trainer._follow
+ 9. Stop: at the last step, by a metric, by a signal    Trainer._is_stalled, _signal_to_any
+10. Average checkpoints                                 Trainer.average
+
+A checkpoint holds weights, optimizer, random numbers of dropout and moving averages. Nothing
+depends on wall-clock time: a run that is killed and resumed ends with the weights of one that was
+not.
 """
 
 import contextlib
@@ -21,6 +30,7 @@ from keras_transformer.data import (
     MAX_COMPILED_SHAPES,
     MAX_SHAPES,
     BatchPlan,
+    BatchShape,
     ParallelText,
     TokenizedCorpus,
     training_batches,
@@ -31,19 +41,13 @@ from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.training.distribution import (
     all_or_none,
     distributed,
+    report_lost_worker,
     report_out_of_memory,
     sum_over_workers,
     value_of_chief,
     worker_of,
 )
-from keras_transformer.training.metrics import (
-    MetricsFile,
-    Row,
-    TensorBoardLog,
-    TrainingMeter,
-    first_row,
-    with_dev_values,
-)
+from keras_transformer.training.metrics import first_row
 from keras_transformer.training.optimizer import (
     WeightAverage,
     compile_for_training,
@@ -51,7 +55,7 @@ from keras_transformer.training.optimizer import (
     freeze,
 )
 from keras_transformer.training.prepare import subword_samplers
-from keras_transformer.training.progress import Progress
+from keras_transformer.training.progress import TrainingLog
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.validation import Validation, check_validation
 
@@ -66,6 +70,7 @@ def train(
     *,
     strategy: tf.distribute.Strategy | None = None,
     jit_compile: bool | Literal["auto"] = "auto",
+    changed_text: bool = False,
     tensorboard: bool = False,
     show: bool = True,
 ) -> Seq2SeqModel:
@@ -83,13 +88,16 @@ def train(
             that the run was created with.
         strategy: from `make_strategy`; None trains on one device.
         jit_compile: as in `TokenWeightedModel.compile`.
+        changed_text: whether to go on where the text has changed since the run was trained.
         tensorboard: whether to write TensorBoard logs into the run directory.
         show: whether to print progress on standard output.
 
     Raises:
-        Stopped: by SIGTERM or Ctrl-C, after a checkpoint of the present step was written.
-        InputError: another process trains the run; a checkpoint cannot be written, memory does
-            not suffice, or gradients stay non-finite; the last good checkpoint stays.
+        Stopped: by SIGTERM, SIGHUP, Ctrl-C or the end of the program that reads standard output,
+            after a checkpoint of the present step was written.
+        InputError: another process trains the run; its text has changed; a checkpoint cannot be
+            written, memory does not suffice, or gradients stay non-finite; the last good
+            checkpoint stays.
 
     Example:
         >>> run = RunDirectory.create("runs/mine", train=("train.en", "train.de"))
@@ -97,15 +105,18 @@ def train(
     """
     strategy = strategy or tf.distribute.get_strategy()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(report_lost_worker())
         with all_or_none(strategy):
             if worker_of(strategy).is_chief:
                 stack.enter_context(run.lock())
         corpus = run.corpus() if corpus is None else corpus
         dev = run.dev_sets() if dev is None else dev
-        with strategy.scope():
+        with strategy.scope(), report_out_of_memory():
             trainer = Trainer(run, strategy, jit_compile)
             devs = [dev] if isinstance(dev, ParallelText) else dev
-            trainer.train(corpus, devs, tensorboard=tensorboard, show=show)
+            trainer.train(
+                corpus, devs, changed_text=changed_text, tensorboard=tensorboard, show=show
+            )
             trainer.average()
     return trainer.model
 
@@ -122,15 +133,15 @@ class Due(NamedTuple):
         ask: ask the other workers whether one of them was stopped.
     """
 
-    check: bool
-    log: bool
-    validate: bool
-    save: bool
-    ask: bool
+    check: bool = False
+    log: bool = False
+    validate: bool = False
+    save: bool = False
+    ask: bool = False
 
     @classmethod
     def after(cls, step: int, training: TrainingConfig) -> Self:
-        """Returns what is due after so many updates of a run."""
+        """Returns the duties after so many updates of a run."""
         validate = training.is_validated(step)
         save = step % training.checkpoint_steps == 0 or step == training.train_steps
         return cls(
@@ -167,6 +178,9 @@ class Trainer:
         model: built and compiled.
         step: updates of the run so far.
         weight_average: the moving average of the weights, None if the run keeps none.
+        usual_shapes: how many shapes the batches of a new run may have.
+        is_measured: whether the dev sets were measured at the start, as in runs that start from
+            another one.
     """
 
     def __init__(
@@ -191,6 +205,12 @@ class Trainer:
             if decay is not None:
                 self.weight_average = WeightAverage(self.model, decay, self.model.uses_xla)
                 self._state["average_weights"] = self.weight_average.variables
+        # Few shapes where XLA compiles a program for each.
+        self.usual_shapes = MAX_COMPILED_SHAPES if self.model.uses_xla else MAX_SHAPES
+        update = self.model.update
+        self._update = tf.function(
+            lambda stream: strategy.run(update, args=(next(stream),)), autograph=False
+        )
         self._summed_metrics = tf.function(
             lambda: strategy.run(self.model.metrics_of_all_replicas), autograph=False
         )
@@ -204,23 +224,90 @@ class Trainer:
         corpus: TokenizedCorpus,
         devs: Sequence[ParallelText] = (),
         *,
+        changed_text: bool = False,
         tensorboard: bool = False,
         show: bool = True,
     ) -> None:
         """Trains to the last step, or until `stop_metric` stalls; raises as `train` does."""
-        model, training, checkpoints = self.model, self.training, self.checkpoints
+        training = self.training
         check_validation(training, devs[0] if devs else None)
         if self.step >= training.train_steps or self._is_stalled():
             return
-        vocabularies = self.run.vocabularies()
-        # Few shapes where XLA compiles a program for each.
-        usual_shapes = MAX_COMPILED_SHAPES if model.uses_xla else MAX_SHAPES
-        max_shapes = self._max_shapes(usual_shapes)
-        kept = {"max_shapes": max_shapes} | ({"text": corpus.text} if corpus.text else {})
-        self._on_chief(lambda: self.run.keep_trained_with(**kept))
+        batches, shapes = self._batches(corpus, changed_text)
+        validate = self._validation(devs) if devs else None
+        log = TrainingLog(
+            self.run,
+            self.model,
+            training,
+            dev_metrics=dict(validate.dev_metrics) if validate else {},
+            step=self.step if self.is_measured else -1,
+            tensorboard=tensorboard,
+            show=show,
+        )
+        with noted_signals() as signals, contextlib.closing(log):
+            if self.model.uses_xla:
+                self._compile(shapes, show and self.worker.is_chief)
+            if validate and not self.is_measured:
+                values = validate()
+                log.write(first_row(), values)
+                self._on_chief(lambda: self.checkpoints.metrics.write(0, self._decisive(values)))
+            stream = iter(batches)
+            while self.step < training.train_steps:
+                log.begin_batch()
+                values = self._update(stream)
+                self.step += 1
+                log.end_batch(self.step, values)
+                if self.weight_average:
+                    self.weight_average.update(self.step)
+                due = Due.after(self.step, training)
+                self._follow(due, log, validate)
+                if received := self._signal_to_any([*signals, *log.signals], due):
+                    # What an interruption adds: a row and a checkpoint, if there are none yet.
+                    self._follow(Due(log=not due.log, save=not due.save), log)
+                    raise Stopped(received, self.step)
+                if due.save and self._is_stalled():
+                    return
+
+    def _follow(self, due: Due, log: TrainingLog, validate: Validation | None = None) -> None:
+        """Does what is due after an update.
+
+        The row of a checkpoint is written before it, since a resumed run drops rows beyond its
+        checkpoint. Only the check waits for the device.
+        """
+        values: dict[str, float] = {}
+        if due.check:
+            self._check_bad_steps()
+        if due.log:
+            if self.strategy.num_replicas_in_sync > 1:
+                log.end_batch(self.step, self._sum_metrics())
+            row = log.end_row(self.step)
+            if due.validate and validate:
+                values = validate()
+            log.write(row, values)
+        if due.save:
+            self.save(values)
+
+    def _batches(
+        self, corpus: TokenizedCorpus, changed_text: bool
+    ) -> tuple[Any, Sequence[BatchShape]]:
+        """Returns the batches from the present step on, by device, and their shapes."""
+        trained_with = self.run.trained_with if self.step else {}
+        before = trained_with.get("text", corpus.text)
+        if corpus.text not in (None, before) and not changed_text:
+            raise InputError(
+                f"the text has changed since the run was trained to step {self.step:,}, so that it "
+                "would see some of it twice and some not at all; restore the text, or go on with "
+                "the text as it is now: --changed_text"
+            )
+        # Which pairs the batches of a step have depends on the number of shapes: with another one,
+        # as XLA has, a resumed run would not come to some pairs, and to others twice.
+        max_shapes = trained_with.get("max_shapes", self.usual_shapes)
+        max_shapes = int(value_of_chief(self.strategy, max_shapes))
+        keep = {"max_shapes": max_shapes} | ({"text": corpus.text} if corpus.text else {})
+        self._on_chief(lambda: self.run.keep_trained_with(**keep))
         options: Any = {
-            "batch_tokens": training.batch_tokens,
-            "batch_sentences": training.batch_sentences,
+            "batch_tokens": self.training.batch_tokens,
+            "batch_sentences": self.training.batch_sentences,
             "max_shapes": max_shapes,
             "mix_weights": self.configs.corpora.weights,
         }
@@ -230,76 +317,25 @@ class Trainer:
             training_batches,
             corpus,
             **options,
-            seed=training.seed,
+            seed=self.training.seed,
             first_step=self.step,
-            resample=subword_samplers(self.configs.corpora, vocabularies),
+            resample=subword_samplers(self.configs.corpora, self.run.vocabularies()),
         )
-        stream, validate = iter(batches), None
-        if devs:
-            validate = Validation(
-                model, devs, vocabularies, self.configs, usual_shapes, self.weight_average
+        return batches, shapes
+
+    def _validation(self, devs: Sequence[ParallelText]) -> Validation:
+        vocabularies = self.run.vocabularies()
+        return Validation(
+            self.model, devs, vocabularies, self.configs, self.usual_shapes, self.weight_average
+        )
+
+    def _compile(self, shapes: Sequence[BatchShape], show: bool) -> None:
+        if show and len(shapes) > self.usual_shapes:
+            print(
+                f"The run began without XLA, with {len(shapes)} shapes of batches: XLA now "
+                f"compiles a program for each, not for {self.usual_shapes}."
             )
-
-        @tf.function(autograph=False)
-        def update(stream: Any) -> Any:
-            return self.strategy.run(model.update, args=(next(stream),))
-
-        with contextlib.ExitStack() as stack:
-            signals = stack.enter_context(noted_signals())
-            meter, progress, log = self._open_log(stack, validate, tensorboard, show)
-            stack.enter_context(report_out_of_memory())
-            if model.uses_xla:
-                show_compiling = show and self.worker.is_chief
-                if show_compiling and len(shapes) > usual_shapes:
-                    print(
-                        f"The run began without XLA, with {len(shapes)} shapes of batches: XLA now "
-                        f"compiles a program for each, not for {usual_shapes}."
-                    )
-                compile_shapes(model, shapes, show_compiling)
-
-            if validate and not self.is_measured:
-                values = validate()
-                log(first_row(), values)
-                self._on_chief(lambda: checkpoints.metrics.write(0, self._decisive(values)))
-
-            while self.step < training.train_steps:
-                # One update. The host only waits for the device in the check for bad steps.
-                meter.begin_batch()
-                logs = update(stream)
-                self.step += 1
-                if self.weight_average:
-                    self.weight_average.update(self.step)
-                due = Due.after(self.step, training)
-                if due.log and not logs:
-                    logs = self._sum_metrics()
-                if logs:
-                    meter.end_batch(logs)
-                if progress and meter.has_values:
-                    progress.end_batch(self.step)
-                if due.check:
-                    self._check_bad_steps()
-
-                # Log, validate, save: the row of a checkpoint is written before it, since a
-                # resumed run drops rows beyond its checkpoint.
-                values = {}
-                if due.log:
-                    row = meter.end_row(self.step)
-                    if due.validate and validate:
-                        values = validate()
-                    log(row, values)
-                if due.save:
-                    self.save(values)
-
-                # Stop. On a signal a checkpoint is written first if there is none of this step.
-                if received := self._signal_to_any(signals, due):
-                    if not due.log:
-                        meter.end_batch(logs or self._sum_metrics())
-                        log(meter.end_row(self.step), {})
-                    if not due.save:
-                        self.save()
-                    raise Stopped(received, self.step)
-                if due.save and self._is_stalled():
-                    return
+        compile_shapes(self.model, shapes, show)
 
     def save(self, dev_values: Mapping[str, float] | None = None) -> None:
         """Writes a checkpoint, with what decides about it; all workers wait for the chief."""
@@ -319,59 +355,8 @@ class Trainer:
                 self.checkpoints.average(self.model, steps)
             self._on_chief(lambda: self.checkpoints.save_weights(self.model))
 
-    def _max_shapes(self, usual: int) -> int:
-        """Returns how many shapes batches may have; a run that has begun keeps its number.
-
-        Which pairs the batches of a step have depends on it: with another one, as XLA has, a
-        resumed run would not come to some pairs, and to others twice.
-        """
-        kept = self.run.trained_with.get("max_shapes", usual) if self.step else usual
-        return int(value_of_chief(self.strategy, kept))
-
-    def _open_log(
-        self,
-        stack: contextlib.ExitStack,
-        validate: Validation | None,
-        tensorboard: bool,
-        show: bool,
-    ) -> tuple[TrainingMeter, Progress | None, Callable[[Row, Mapping[str, float]], None]]:
-        """Returns what measures batches, what shows progress, and a function that logs a row.
-
-        Only the chief writes files and shows progress.
-        """
-        dev_metrics = validate.dev_metrics if validate else []
-        metrics = [metric for metric, _ in dev_metrics]
-        listeners: list[Callable[[Row], None]] = []
-        meter, progress = TrainingMeter(self.model), None
-        with all_or_none(self.strategy):
-            if self.worker.is_chief:
-                file = MetricsFile(self.run.metrics_path, self.step if self.is_measured else -1)
-                rate = self.training.sustained_tflops
-                if rate is not None:
-                    rate *= 1e12 * self.strategy.num_replicas_in_sync
-                meter = TrainingMeter(self.model, file.last, rate)
-                listeners.append(file.append)
-                if tensorboard:
-                    folder = self.run.path / "tensorboard"
-                    listeners.append(TensorBoardLog(folder, file.rows()).write)
-                if show:
-                    sizes = {
-                        metric: (measure.num_sentences, measure.num_all)
-                        for metric, measure in dev_metrics
-                    }
-                    progress = Progress(meter, sizes, self.training.train_steps)
-                    listeners.append(progress.show)
-                    stack.callback(progress.finish)
-
-        def log(row: Row, dev_values: Mapping[str, float]) -> None:
-            with all_or_none(self.strategy):
-                for listener in listeners:
-                    listener(with_dev_values(row, dev_values, metrics))
-
-        return meter, progress, log
-
     def _decisive(self, dev_values: Mapping[str, float]) -> dict[str, float]:
-        """Returns what is kept with a checkpoint: the values of the first dev set."""
+        """Returns the values of the first dev set, which are stored with a checkpoint."""
         names = {name for name in dev_values if name.startswith("val_")} | {self.task.metric.name}
         return {name: dev_values[name] for name in dev_values if name in names}
 
@@ -393,11 +378,11 @@ class Trainer:
 
         All workers must stop after the same step, so they ask each other every few steps.
         """
-        own = received[-1] if received else None
+        here = received[-1] if received else None
         if self.worker.count == 1:
-            return own
-        if due.ask and sum_over_workers(self.strategy, float(own is not None)):
-            return own or signal.SIGTERM
+            return here
+        if due.ask and sum_over_workers(self.strategy, float(here is not None)):
+            return here or signal.SIGTERM
         return None
 
     def _is_stalled(self) -> bool:

@@ -70,6 +70,8 @@ class DevMetric:
     Attributes:
         num_sentences: how many different source sentences are searched.
         num_all: how many the dev set has.
+        num_cut: how many outputs of the last measurement had to end, since a search ends them at
+            `max_extra_length` tokens more than their source, or at `max_length`.
 
     Example:
         >>> bleu = DevMetric(model, dev, run.vocabularies(), TranslationTask(), training)
@@ -102,6 +104,7 @@ class DevMetric:
         self.num_all = len(sentences)
         self.num_sentences = min(max(count, _MAX_ROWS), self.num_all)
         # Evenly: the file may be sorted, for example by length.
+        self.num_cut = 0
         middles = (2 * np.arange(self.num_sentences) + 1) * self.num_all // (2 * self.num_sentences)
         self._sentences = [sentences[index] for index in middles]
         pairs = sorted(pair for sentence in self._sentences for pair in pairs_of[sentence])
@@ -134,14 +137,16 @@ class DevMetric:
 
     def translate(self) -> list[str]:
         """Returns the model's answer to each searched pair, in their order."""
-        batches, found = self.batches(), []
+        batches, outputs = self.batches(), []
         with self._model.distribute_strategy.scope():
             for indices in batches:
                 batch = pad_ids([self._sources[index] for index in indices])
-                found.append(self._decode(self._search_batch(tf.constant(batch))))
-        outputs = in_row_order(batches, found)
+                outputs.append(self._rows(self._search_batch(tf.constant(batch))))
+        ids = in_row_order(batches, outputs)
+        self.num_cut = sum(map(self._is_cut, self._sources, ids))
+        texts = self._target.decode([row.tolist() for row in ids])
         # A blank sentence has the empty answer.
-        answers = self._task.finish(tf.constant(outputs)[:, None], tf.constant(self._sentences))
+        answers = self._task.finish(tf.constant(texts)[:, None], tf.constant(self._sentences))
         answer_to = {
             sentence: "" if len(ids) == 1 else answer.decode("utf-8", "replace")
             for sentence, ids, answer in zip(
@@ -184,9 +189,14 @@ class DevMetric:
             constraints=constraints,
         )
 
-    def _decode(self, ids: Any) -> list[str]:
+    def _rows(self, ids: Any) -> list[Any]:
         parts = self._model.distribute_strategy.experimental_local_results(ids)
-        return [text for part in parts for text in self._target.decode(np.asarray(part).tolist())]
+        return [row for part in parts for row in np.asarray(part)]
+
+    def _is_cut(self, source: Sequence[int], output: Any) -> bool:
+        """Whether an output has as many tokens, without EOS, as it may have."""
+        longest = len(source) - 1 + self._search.max_extra_length
+        return bool(np.count_nonzero(output) > min(longest, self._search.max_length or longest))
 
 
 class Validation:

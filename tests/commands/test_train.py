@@ -324,12 +324,12 @@ def own_architectures():
 @pytest.mark.parametrize(
     "options",
     [
-        ["--train_source=a", "--train_target=b", "--preset=rnn-base", "--dropout=0.25"],
-        ["--train_file=a", "--vocabulary=v.model", "--noshare_vocabulary", "--clip_norm=3.5"],
-        ["--train_file=a", "--seed=7", "--freeze=encoder", "--start_from={origin}"],
-        ["--train_file=a", "--task=pronunciation", "--preset=base"],  # the paper's learning rate
-        ["--train_file=a", "--task=pronunciation", "--architecture=bare", "--preset=tiny"],
-        ["--train_file=a", "--architecture=mine", "--preset=mine-small"],
+        ["--train_source=/a", "--train_target=/b", "--preset=rnn-base", "--dropout=0.25"],
+        ["--train_file=/a", "--vocabulary=/v.model", "--noshare_vocabulary", "--clip_norm=3.5"],
+        ["--train_file=/a", "--seed=7", "--freeze=encoder", "--start_from={origin}"],
+        ["--train_file=/a", "--task=pronunciation", "--preset=base"],  # the paper's learning rate
+        ["--train_file=/a", "--task=pronunciation", "--architecture=bare", "--preset=tiny"],
+        ["--train_file=/a", "--architecture=mine", "--preset=mine-small"],
     ],
     ids=["recurrent", "vocabulary", "start", "task", "bare", "mine"],
 )

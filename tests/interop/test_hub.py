@@ -1,6 +1,5 @@
 """Models of the Hugging Face Hub, offered by a server of this machine as the Hub does."""
 
-import shutil
 import sys
 from unittest import mock
 
@@ -61,21 +60,6 @@ def test_pickles_are_downloaded_where_there_are_no_safetensors(fake_hub, sample_
     path = locate(NAME)
     assert "pytorch_model.bin" in files(fake_hub.requests)
     assert read_model(path).config == read_model(sample_model("hf_marian_bin")).config
-
-
-@pytest.mark.parametrize("sample", ["hf_marian", "hf_marian_bin"])
-def test_cached_model_loads_while_the_hub_cannot_be_reached(
-    sample, fake_hub, sample_model, monkeypatch
-):
-    fake_hub.models[NAME] = sample_model(sample)
-    path = locate(NAME)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between its attempts
-    assert locate(NAME) == path  # files that the Hub lacked are not asked for again
-    shutil.rmtree(path.parents[1] / ".no_exist")  # as another program leaves the cache
-    assert locate(NAME) == path
-    expected = read_model(sample_model(sample))
-    assert read_model(path).config == expected.config
 
 
 def test_broken_transfer_is_resumed(fake_hub, sample_model):

@@ -1,64 +1,42 @@
-"""Strategies, and workers that wait for the first one while it prepares a run."""
+"""Strategies, and workers that train and wait together."""
 
+import json
 import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
 import types
 
+import numpy as np
 import pytest
 import tensorflow as tf
+from tiny_run import contents
 
 from keras_transformer import host
 from keras_transformer.errors import InputError
+from keras_transformer.training import RunDirectory
 from keras_transformer.training import distribution as module
 from keras_transformer.training.distribution import (
-    heartbeat,
     make_strategy,
     report_out_of_memory,
-    wait_for_first_worker,
+    wait_for_files,
 )
 
+FOLDER = pathlib.Path(__file__).resolve().parent
 
-@pytest.mark.parametrize(
-    ("begins", "ends", "waited"),
-    [(True, 2 * 3600, 2 * 3600 - 240 + 300), (True, 0, 300), (False, 0, 300)],
-)
-def test_workers_wait_for_five_minutes_after_last_heartbeat(
-    tmp_path, monkeypatch, begins, ends, waited
-):
+
+def test_worker_waits_five_minutes_for_the_files_of_the_first(tmp_path, monkeypatch):
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr(module, "time", clock)
-    if begins:
-        (tmp_path / "preparing").touch()
-
-    def is_ready():  # never; and the file that the first worker touches, each four minutes
-        if clock.now < ends:
-            os.utime(tmp_path / "preparing", (0, clock.now // 240))
-        return False
-
-    with pytest.raises(InputError, match=r"first worker has given no sign of life .* 5 minutes;"):
-        wait_for_first_worker(tmp_path, is_ready)
-    assert clock.now == pytest.approx(waited, abs=2)
-    wait_for_first_worker(tmp_path, lambda: True)
-
-
-def test_heartbeat_touches_file_until_done(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_INTERVAL_S", 0.01)
-    seen = set()
-    with heartbeat(tmp_path / "run"):
-        while len(seen) < 4:
-            seen.add((tmp_path / "run" / "preparing").stat().st_mtime_ns)
-        (tmp_path / "run" / "result").touch()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["result"]
-
-
-def test_failed_preparation_leaves_nothing(tmp_path):
-    with pytest.raises(KeyError), heartbeat(tmp_path / "run"):
-        raise KeyError
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "file").touch()
-    refused = pytest.raises(InputError, match="cannot write run directory")
-    with refused, heartbeat(tmp_path / "file"):
-        pass
+    wait_for_files(tmp_path, lambda: clock.now >= 240)
+    assert clock.now == pytest.approx(240, abs=1)
+    clock.now = 0.0
+    with pytest.raises(InputError, match=r"does not see in .* the first worker wrote .* 5 minutes"):
+        wait_for_files(tmp_path, lambda: False)
+    assert clock.now == pytest.approx(300, abs=1)
 
 
 def test_unknown_strategy_lists_known_ones():
@@ -144,7 +122,7 @@ def test_out_of_memory_names_flags(error):
 
 @pytest.mark.slow
 def test_failed_allocation_is_out_of_memory():
-    with pytest.raises(InputError, match="out of memory with a batch"), report_out_of_memory():
+    with pytest.raises(InputError, match="out of memory in training"), report_out_of_memory():
         tf.zeros([2**25, 2**25])
 
 
@@ -152,3 +130,119 @@ def test_other_errors_are_not_out_of_memory():
     for error in (tf.errors.InvalidArgumentError(None, None, "shapes"), KeyError("x")):
         with pytest.raises(type(error)), report_out_of_memory():
             raise error
+
+
+# Workers and their devices
+
+
+def start_workers(count, free_ports, *arguments):
+    """Starts the workers of a cluster on this machine."""
+    ports = free_ports(count)
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    workers = []
+    for index in range(count):
+        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        environment = {"TF_CONFIG": json.dumps(task), "PYTHONPATH": str(FOLDER.parents[1])}
+        workers.append(
+            subprocess.Popen(
+                [sys.executable, *map(str, arguments)],
+                env=os.environ | environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return workers
+
+
+def finish(workers):
+    """Waits for the end of workers that have no error."""
+    for worker in workers:
+        errors = worker.communicate(timeout=600)[1]
+        assert worker.returncode == 0, errors
+
+
+def rows(run):
+    """Gives the numbers of each row of a run that are the same on any devices."""
+    lines = [json.loads(line) for line in run.metrics_path.read_text().splitlines()]
+    names = ("step", "target_tokens", "loss", "accuracy", "val_loss", "val_accuracy", "bleu")
+    return [[line[name] for name in names if name in line] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory, free_ports):
+    folder = tmp_path_factory.mktemp("one")
+    finish(start_workers(1, free_ports, FOLDER / "train_on_grid.py", 1, folder))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_workers", "num_devices"), [(1, 2), (2, 1), (2, 2)])
+def test_workers_with_devices_train_the_run_of_one_device(
+    on_one_device, tmp_path, free_ports, num_workers, num_devices
+):
+    finish(
+        start_workers(num_workers, free_ports, FOLDER / "train_on_grid.py", num_devices, tmp_path)
+    )
+    one = RunDirectory(on_one_device / "whole")
+    for name in ("whole", "resumed"):
+        run = RunDirectory(tmp_path / name)
+        assert len(rows(run)) == len(rows(one))
+        for row, expected in zip(rows(run), rows(one), strict=True):
+            assert row == pytest.approx(expected, rel=1e-4)
+        for checkpoint in ("step-4", "step-8", "step-12", "average"):
+            values, expected = contents(run, checkpoint), contents(one, checkpoint)
+            assert values.keys() == expected.keys()
+            for key, value in expected.items():
+                if "seeds" not in key:  # of dropout, which each device draws for itself
+                    np.testing.assert_allclose(values[key], value, rtol=1e-4, atol=1e-5)
+
+
+# Worker 1 dies at step 8 of a run, or waits for the first one.
+LOSES_A_WORKER = """
+import os, pathlib, sys, time
+sys.path.insert(0, sys.argv[1])
+import tiny_run
+from keras_transformer.errors import InputError
+from keras_transformer.training import RunDirectory, make_strategy, trainer
+from keras_transformer.training.distribution import all_or_none
+class DyingTrainer(trainer.Trainer):
+    def _signal_to_any(self, *arguments):
+        if self.worker.index == 1 and self.step == 8:
+            os.kill(os.getpid(), 9)
+        return super()._signal_to_any(*arguments)
+trainer.Trainer = DyingTrainer
+strategy = make_strategy()
+index = strategy.cluster_resolver.task_id
+print("ready", flush=True)
+try:
+    with all_or_none(strategy):
+        if index == 0:
+            time.sleep(float(sys.argv[3]))
+            tiny_run.create(pathlib.Path(sys.argv[2]))
+    trainer.train(RunDirectory(sys.argv[2]), tiny_run.corpus(), strategy=strategy, show=False)
+except InputError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_worker_that_is_left_alone_ends_with_a_line(tmp_path, free_ports):
+    first, second = start_workers(2, free_ports, "-c", LOSES_A_WORKER, FOLDER, tmp_path / "run", 0)
+    output, errors = first.communicate(timeout=300)
+    assert second.wait() == -signal.SIGKILL
+    assert output.splitlines()[1:] == [
+        "worker 1 does not answer any more; see in its output why it ended, and start all workers "
+        "again with the same command: they resume from the newest checkpoint"
+    ], errors
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_worker_that_waits_for_the_first(tmp_path, free_ports):
+    first, second = start_workers(2, free_ports, "-c", LOSES_A_WORKER, FOLDER, tmp_path / "r", 600)
+    assert second.stdout.readline() == "ready\n"
+    time.sleep(2)
+    second.terminate()
+    assert second.wait(timeout=20) == -signal.SIGTERM
+    first.kill()
+    first.communicate()

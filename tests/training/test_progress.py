@@ -5,7 +5,7 @@ import types
 
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.training import progress
-from keras_transformer.training.progress import Progress
+from keras_transformer.training.progress import ProgressLines
 
 ROW = {
     "step": 12_300, "seconds": 999.0, "loss": 3.4567, "perplexity": 12.345, "accuracy": 0.567,
@@ -13,6 +13,10 @@ ROW = {
     "target_tokens": 10**8, "flops": 4_567 * 10**12, "skipped_steps": 0,
 }  # fmt: skip
 DEV = {"val_loss": 3.21, "val_perplexity": 9.876, "val_accuracy": 0.6, "bleu": 23.456}
+
+
+def measured(count, total, cut):
+    return types.SimpleNamespace(num_sentences=count, num_all=total, num_cut=cut)
 
 
 class Screen:
@@ -24,10 +28,10 @@ class Screen:
         monkeypatch.setattr(progress, "time", time)
         monkeypatch.setenv("COLUMNS", "100")
         metrics = {
-            TranslationTask.metric: (1000, 1000),
-            TranslationTask.metric.of_dev_set(2): (500, 2000),
+            TranslationTask.metric: measured(1000, 1000, cut=0),
+            TranslationTask.metric.of_dev_set(2): measured(500, 2000, cut=3),
         }
-        self.progress = Progress(self, metrics, 100_000, self.stream, live)
+        self.progress = ProgressLines(self, metrics, 100_000, self.stream, live)
 
     def row_so_far(self, step):
         self.looks += 1
@@ -52,7 +56,7 @@ def test_log_has_a_line_for_each_row_dev_set_and_skipped_updates(monkeypatch):
     assert first.endswith("left 2d00h")
     assert skipped == " 12,300/100,000  2 updates skipped so far: gradient not finite"
     assert dev == " 12,300/100,000  loss 3.210  ppl 9.876  acc 60.0%  BLEU 23.46  on the dev set"
-    assert part == " 12,300/100,000  BLEU (2) 12.00 (500 of 2,000)  on the dev set"
+    assert part == " 12,300/100,000  BLEU (2) 12.00 (500 of 2,000, 3 cut)  on the dev set"
     assert start == "      0/100,000  loss 3.000  on the dev set"
 
 
@@ -66,6 +70,23 @@ def test_time_left_forgets_the_slow_steps_at_the_beginning(monkeypatch):
     early, late = log.stream.getvalue().splitlines()
     assert early.endswith("left 11d13h")  # ten seconds a step
     assert late.endswith("left 1d03h")  # one second
+
+
+class BrokenPipe(io.StringIO):
+    """A pipe whose reader has ended."""
+
+    def flush(self):
+        raise BrokenPipeError
+
+
+def test_closed_pipe_is_noted(monkeypatch):
+    log = Screen(monkeypatch, live=False)
+    log.progress.show(ROW)
+    assert not log.progress.is_closed
+    log.progress._stream = BrokenPipe()
+    log.progress.show(ROW)
+    assert log.progress.is_closed
+    log.progress.finish()
 
 
 def test_terminal_line_changes_twice_a_second_and_dev_lines_stay(monkeypatch):

@@ -14,9 +14,15 @@ from keras_transformer.models import Transformer, build_model
 from keras_transformer.serving.export import load_exported
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import Vocabulary
-from keras_transformer.training import Checkpoints, RunConfigs, RunDirectory, compile_for_training
+from keras_transformer.training import (
+    Checkpoints,
+    RunConfigs,
+    RunDirectory,
+    compile_for_training,
+    train,
+)
 from keras_transformer.training import run as run_module
-from keras_transformer.training.run import TextPreparation, create_run, reopen_run
+from keras_transformer.training.run import create_run
 from keras_transformer.training.settings import changed_configs, new_configs
 
 TEXT = {"train_source": "a", "train_target": "b"}
@@ -67,6 +73,48 @@ def test_run_is_created_from_text_and_names_of_settings(tmp_path, files):
     assert tuned.configs().origin == {"start_from": str(run.path)}
     for weight, start in zip(tuned.load_model().weights, model.weights, strict=True):
         np.testing.assert_array_equal(weight, start)
+
+
+def test_paths_are_the_same_from_any_folder(tmp_path, files, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = {"vocabulary_kind": "char", "vocabulary_size": 50}
+    run = RunDirectory.create(
+        "run", train=["source", "target"], dev=("source", "target"), **options
+    )
+    path = run.path.absolute()
+    monkeypatch.chdir("/")
+    assert len(RunDirectory(path).dev_sets()[0].source) == 60
+    data = RunDirectory(path).configs().data
+    assert (data.train_source, data.train_target) == tuple(map(str, files))
+    with pytest.raises(
+        InputError, match=r"train must be a file with both sides, or one of .* got 3"
+    ):
+        RunDirectory.create(tmp_path / "other", train=["a", "b", "c"])
+
+
+def test_search_has_room_for_the_targets_of_the_text(tmp_path):
+    (tmp_path / "words").write_text("ein Wort\n" * 30)
+    (tmp_path / "characters").write_text("".join("b" * length + "\n" for length in range(71, 101)))
+    options = {"vocabulary_size": 20, "source_level": "word", "target_level": "char"}
+    files, lines = (tmp_path / "words", tmp_path / "characters"), []
+    configs = RunDirectory.make_configs(
+        options | {"train_source": str(files[0]), "train_target": str(files[1])}
+    )
+    run = RunDirectory(tmp_path / "run")
+    create_run(run, configs, say=lines.append)
+    assert run.configs().search_config().max_extra_length == 100  # 98, rounded up
+    assert any("100.0% of the training targets have over 50 tokens more" in line for line in lines)
+    short = RunDirectory.create(tmp_path / "short", train=(files[1], files[0]), **options)
+    assert short.configs().search == {}
+
+
+def test_settings_are_unset_with_none(tmp_path):
+    run = tiny_run.create(tmp_path, stop_metric="bleu", average_best=1)
+    run.change(stop_metric=None, average_best=None)
+    training = run.configs().training
+    assert (training.stop_metric, training.average_best) == (None, None)
+    with pytest.raises(InputError, match="train_steps must be a whole number, got None"):
+        run.change(train_steps=None)
 
 
 def test_create_rejects_unknown_options_and_existing_runs(tmp_path, run):
@@ -206,22 +254,20 @@ def test_settings_that_a_run_can_still_change(tmp_path, monkeypatch, step, asked
     assert (run.path / "config.json").read_bytes() == before
 
 
-def test_other_text_than_the_run_was_trained_on_is_reported(tmp_path, text_files):
-    said, source, run = [], tmp_path / "source", RunDirectory(tmp_path / "run")
-    text = TextPreparation(cache_dir=tmp_path / "cache", say=said.append)
-    run_text = create_run(run, text_files, text).text
-    run.keep_trained_with(text=run_text)
-    (run.path / "checkpoints").mkdir()
-    (run.path / "checkpoints" / "step-4.index").touch()
-    said.clear()
-    assert reopen_run(run, text_files, text).text == run_text
-    assert said == []
+@pytest.mark.slow
+def test_changed_text_is_an_error_that_names_the_option_to_go_on(tmp_path, text_files):
+    run, source = RunDirectory(tmp_path / "run"), tmp_path / "source"
+    create_run(run, text_files)
+    train(run, show=False)
+    run.change(train_steps=14)
     source.write_text("".join(reversed(source.read_text().splitlines(True))))
-    create_run(RunDirectory(tmp_path / "other"), text_files, text)  # caches the new text
-    said.clear()
-    assert reopen_run(run, text_files, text).text != run_text
-    message = "The text has changed since the run was trained last: it resumes at step 4 with the "
-    assert said == [f"{message}text as it is now."]
+    with pytest.raises(InputError, match=r"text has changed .* to step 12, .*: --changed_text"):
+        train(run, show=False)
+    assert run.checkpoints().steps()[-1] == 12
+    train(run, show=False, changed_text=True)
+    assert run.checkpoints().steps()[-1] == 14
+    run.change(train_steps=16)
+    train(run, show=False)  # with the text that it was trained on last
 
 
 def test_locked_run_keeps_its_configs(run):
@@ -247,9 +293,9 @@ def test_run_keeps_the_precision_that_auto_meant_when_it_began(tmp_path, monkeyp
     ("options", "changes", "message"),
     [
         (
-            {"vocabulary": "some.model", "vocabulary_size": 9},
+            {"vocabulary": "/some.model", "vocabulary_size": 9},
             {},
-            "vocabulary_size cannot be combined with vocabulary some.model; remove one of them",
+            "vocabulary_size cannot be combined with vocabulary /some.model; remove one of them",
         ),
         ({"vocabulary": "some.model", "vocabulary_kind": "bpe"}, {}, "vocabulary_kind cannot be"),
         ({"max_positions": 1024}, {}, "max_positions cannot be combined with positions sinusoidal"),

@@ -98,14 +98,14 @@ def test_returned_model_is_mean_of_last_checkpoints(undisturbed):
 
 def test_finished_run_only_makes_another_average(undisturbed, tmp_path):
     run = RunDirectory(shutil.copytree(undisturbed[0].path, tmp_path / "run"))
-    train(run, tiny_run.corpus(), show=False)
+    train(run, tiny_run.corpus(), DEV, show=False)
     for name in ("step-12", "average"):
         assert_same_checkpoint(undisturbed[0], run, name)
     run.change(average_last=1)
     assert not run.is_finished()
     with run.lock(), pytest.raises(InputError, match="another process creates or trains"):
-        train(run, tiny_run.corpus(), show=False)
-    train(run, tiny_run.corpus(), show=False)
+        train(run, tiny_run.corpus(), DEV, show=False)
+    train(run, tiny_run.corpus(), DEV, show=False)
     assert run.is_finished()
     assert metrics(run) == metrics(undisturbed[0])
     averaged, last = (contents(run, name) for name in ("average", "step-12"))
@@ -154,7 +154,7 @@ def test_killed_and_stopped_run_ends_with_same_weights(undisturbed, tmp_path):
 def test_resumed_run_is_exact_and_can_be_extended(undisturbed, tmp_path):
     run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
     run.change(train_steps=14)
-    train(run, tiny_run.corpus(), tensorboard=True, show=False)
+    train(run, tiny_run.corpus(), DEV, tensorboard=True, show=False)
     assert run.checkpoints().steps() == [4, 8, 12, 14]
     assert_same_checkpoint(undisturbed[0], run, "step-12")
     assert list((run.path / "tensorboard").rglob("events.out.tfevents.*"))
@@ -171,7 +171,7 @@ def test_resumed_run_keeps_its_number_of_shapes(undisturbed, tmp_path, monkeypat
     compiles = mock.Mock(side_effect=InputError("no XLA here"))
     monkeypatch.setattr(trainer, "compile_shapes", compiles)
     with pytest.raises(InputError, match="no XLA here"):
-        train(copy, tiny_run.corpus(), jit_compile=True)
+        train(copy, tiny_run.corpus(), DEV, jit_compile=True)
     assert compiles.call_args.args[1] == shapes
     line = f"The run began without XLA, with {len(shapes)} shapes of batches: XLA now compiles "
     assert f"{line}a program for each, not for 1.\n" in capsys.readouterr().out
@@ -184,7 +184,7 @@ def test_resumed_run_keeps_its_number_of_shapes(undisturbed, tmp_path, monkeypat
     values = json.loads((copy.path / "config.json").read_text())
     assert values.pop("trained_with") == {"max_shapes": MAX_SHAPES}
     (copy.path / "config.json").write_text(json.dumps(values))  # as earlier versions wrote it
-    train(copy, tiny_run.corpus(), show=False)
+    train(copy, tiny_run.corpus(), DEV, show=False)
     assert copy.trained_with == {"max_shapes": 1}
 
 
@@ -426,7 +426,8 @@ Checkpoints.save = fail
 strategy = make_strategy()
 for path in sys.argv[2:]:
     try:
-        train(RunDirectory(path), tiny_run.corpus(), strategy=strategy, show=False)
+        dev = tiny_run.text(16, seed=1)
+        train(RunDirectory(path), tiny_run.corpus(), dev, strategy=strategy, show=False)
     except InputError as error:
         print(error)
 """
