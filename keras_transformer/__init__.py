@@ -7,8 +7,7 @@ configuration does not load TensorFlow.
 import lazy_loader
 
 from keras_transformer.registration import register_with_keras
-
-__version__ = "0.1.0"
+from keras_transformer.version import __version__ as __version__
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

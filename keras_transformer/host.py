@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from keras_transformer import __version__
 from keras_transformer.errors import InputError
+from keras_transformer.version import __version__
 
 # For mallopt (malloc.h): blocks come from the heap and never from mmap, the heap never shrinks, and
 # all threads share it, since other arenas map what is larger than 64 MiB. M_MMAP_THRESHOLD would

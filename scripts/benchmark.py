@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> None:
                 f"--{holder.name} cannot be combined with {arguments[0]}; remove the flag"
             )
     _check_choices(_PRESETS, list(ModelConfig.presets()))
-    common.check_outputs([_JSON])
+    common.check_outputs([_JSON], [_RUN_DIR.value, _SENTENCES.value])
     if _DEVICE.value == "gpu" and _device() == "cpu":
         raise InputError("--device=gpu needs an NVIDIA driver, which this machine does not have")
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # GPUs are for the engines

@@ -9,7 +9,6 @@ from typing import Any
 
 from absl import flags
 
-from keras_transformer import __version__
 from keras_transformer.config import (
     DataConfig,
     JsonConfig,
@@ -22,6 +21,7 @@ from keras_transformer.config.options import field_types
 from keras_transformer.errors import InputError
 from keras_transformer.files import local_paths
 from keras_transformer.tasks import Task, get_task, registered_tasks
+from keras_transformer.version import __version__
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 

@@ -1,17 +1,17 @@
 """What the commands share: loading of TensorFlow and models, checks of files."""
 
 import contextlib
-import json
 import os
 import pathlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
+from keras_transformer.config import split_list
 from keras_transformer.errors import InputError, check_backend, needs_extra
 from keras_transformer.host import keep_freed_memory, set_up_gpu
 from keras_transformer.sentences import REMARKS, SentenceWarning
@@ -195,27 +195,23 @@ def refuse_arguments(arguments: list[str]) -> None:
 
 def check_outputs(
     outputs: Sequence["flags.FlagHolder[Any] | flags.Flag[Any]"],
-    arguments: Sequence[str] = (),
+    inputs: Iterable[str | None] = (),
     *,
     are_jobs: bool = False,
 ) -> None:
     """Raises `InputError`, before long work, where a result could not be written.
 
-    Nor may it replace another result or what the command reads: every file that a flag or an
-    argument names, the files of runs and exports, and standard input.
+    Nor may it replace another result or what the command reads, standard input included.
 
     Args:
         outputs: flags that name the files to write, None for those that are not written.
-        arguments: positional arguments.
+        inputs: files, runs and exports that the command reads, or lists of them.
         are_jobs: whether they are jobs of `part_file`, which write two more files.
     """
-    read = {}
-    for path in _read_paths(outputs, arguments):
-        with contextlib.suppress(OSError, ValueError):  # it names no file, as most texts
-            read[_identity(path)] = path
+    read = {os.path.realpath(path) for value in inputs if value for path in _files_in(value)}
     if sys.stdin is not None:
         with contextlib.suppress(OSError, ValueError):  # it is no file
-            read[_identity(sys.stdin.fileno())] = pathlib.Path("standard input")
+            read.add(os.path.realpath(f"/dev/fd/{sys.stdin.fileno()}"))
     written: dict[str, str] = {}
     for holder in outputs:
         if not holder.value:
@@ -224,7 +220,7 @@ def check_outputs(
         check_output(path)
         parts = [path, *(pathlib.Path(f"{path}.part{end}") for end in ("", ".json") if are_jobs)]
         for part in parts:
-            if part.is_file() and _identity(part) in read:
+            if part.is_file() and os.path.realpath(part) in read:
                 raise InputError(
                     f"{part} is read and would be replaced; give another path to write to"
                 )
@@ -243,43 +239,13 @@ def check_output(path: pathlib.Path) -> None:
         raise InputError(f"{path} may not be written to; give another path")
 
 
-def _identity(file: pathlib.Path | int) -> tuple[int, int]:
-    """Returns what is the same for all names of a file."""
-    status = os.stat(file)
-    return status.st_dev, status.st_ino
-
-
-def _read_paths(
-    outputs: Sequence["flags.FlagHolder[Any] | flags.Flag[Any]"], arguments: Sequence[str]
-) -> Iterator[pathlib.Path]:
-    """Yields what the flags and arguments name, and the files of the runs and exports there."""
-    given = {name for name in flags.FLAGS if flags.FLAGS[name].present}
-    values = [flags.FLAGS[name].value for name in given - {holder.name for holder in outputs}]
-    for path in _paths_in([*arguments, *values]):
+def _files_in(paths: str) -> Iterator[pathlib.Path]:
+    """Yields each path of a list, and the files of the runs and exports among them."""
+    for entry in {paths, *split_list(paths)}:
+        path = pathlib.Path(os.path.expanduser(entry))
         yield path
-        yield from _files_of_run(path)
-        if os.path.exists(path / "saved_model.pb"):
+        if (path / "config.json").is_file():
+            for pattern in ("*.json*", "*.model", "checkpoints/*", "tokens/**/*"):
+                yield from path.glob(pattern)
+        elif (path / "saved_model.pb").is_file():
             yield from path.rglob("*")
-
-
-def _files_of_run(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields the files of a run, and those that it was made of; none for another path."""
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return
-    for pattern in ("*.json*", "*.model", "checkpoints/*", "tokens/**/*"):
-        yield from folder.glob(pattern)
-    yield from _paths_in([config])
-
-
-def _paths_in(values: list[Any]) -> Iterator[pathlib.Path]:
-    """Yields each text in values, lists and dictionaries as a path, and each part of a list."""
-    remaining = list(values)
-    while remaining:
-        value = remaining.pop()
-        if isinstance(value, str):
-            for part in {value, *value.split(",")}:
-                yield pathlib.Path(os.path.expanduser(part))
-        elif isinstance(value, dict | list | tuple):
-            remaining += value.values() if isinstance(value, dict) else value

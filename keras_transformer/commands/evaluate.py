@@ -16,7 +16,7 @@ from absl import flags
 
 from keras_transformer.commands import command_flags, common
 from keras_transformer.commands.test_set import TestSetFlags, digest
-from keras_transformer.config import SearchConfig, check_options
+from keras_transformer.config import DataConfig, SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
 from keras_transformer.host import machine, package_versions, source_commit
@@ -60,7 +60,9 @@ def main(arguments: list[str]) -> None:
     _TEST_SET.check()
     _reject_unused_flags()
     common.check_model_flags()
-    common.check_outputs([_OUTPUT, _EACH])
+    sources = (_TEST_SET.source, _TEST_SET.target, _TEST_SET.file)
+    inputs = [each.value for each in (_RUN_DIR, _MODEL, _ANSWERS, *sources)]
+    common.check_outputs([_OUTPUT, _EACH], inputs)
     if _ANSWERS.value:
         evaluated = _read_answers(_ANSWERS.value)
     else:
@@ -132,6 +134,9 @@ def _answer(run_dirs: str, given: dict[str, Any]) -> "Evaluated":
         )
     task = configs.task.replace(**options)
     text = _TEST_SET.read(task) or read_test_text(configs.corpora, task=task)
+    if configs.data is not None:
+        names = DataConfig.fields_with(is_path=True)
+        common.check_outputs([_OUTPUT, _EACH], [getattr(configs.data, name) for name in names])
     search = configs._replace(task=task).search_config(given)
     translator = Translator(*common.load_translator(found), search, task=task)
     results = _TEST_SET.translate(translator, text.source)

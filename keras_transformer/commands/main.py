@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from absl import flags
 
-from keras_transformer import __version__
 from keras_transformer.commands.command_flags import define_standard_flags, parse_flags
 from keras_transformer.errors import BatchesInProgressError, InputError
 from keras_transformer.files import local_path
+from keras_transformer.version import __version__
 
 _WITHOUT_ONE_DNN = ("compare", "evaluate", "explore", "translate")  # see `load_tensorflow`
 COMMANDS = {

@@ -80,7 +80,9 @@ def main(arguments: list[str]) -> None:
     if _STATUS.value:
         _reject_unused_flags(arguments, [*given, *line_flags, "batch_size", "requests_in_flight"])
     job = line_io.Job(inputs=tuple(arguments), search=given, **line_flags)
-    common.check_outputs([flags.FLAGS["output"]], arguments, are_jobs=True)
+    files = (_HEADERS_FILE, _ROOT_CERTIFICATES, _CLIENT_CERTIFICATE, _CLIENT_KEY)
+    inputs = [*(each.value for each in files), job.references, job.prefixes, *arguments]
+    common.check_outputs([flags.FLAGS["output"]], inputs, are_jobs=True)
     check_options(given)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
     if _PROTOCOL.value == "grpc":

@@ -50,7 +50,9 @@ def main(arguments: list[str]) -> None:
     given = command_flags.given_flags(SearchConfig)
     line_flags = command_flags.given_flags(line_io.Job)
     job = line_io.Job(inputs=tuple(arguments), search=given, **line_flags)
-    common.check_outputs([flags.FLAGS["output"]], arguments, are_jobs=True)
+    models = [_RUN_DIR.value, _MODEL.value, _SAVED_MODEL.value]
+    inputs = [*models, job.references, job.prefixes, *arguments]
+    common.check_outputs([flags.FLAGS["output"]], inputs, are_jobs=True)
     version = pathlib.Path(_SAVED_MODEL.value or "")
     card: dict[str, Any] = {}
     if not is_export:

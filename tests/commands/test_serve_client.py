@@ -211,14 +211,12 @@ def test_output_never_replaces_what_is_read(client, refused, model, tmp_path, mo
     for name in names:
         (tmp_path / name).write_text("hello\n")
     (tmp_path / "link").symlink_to(tmp_path / "in")
-    (tmp_path / "hard").hardlink_to(tmp_path / "in")
     with open(tmp_path / "in") as standard_input:
         for output, arguments in (
             ("in", [tmp_path / "in"]),
             ("in", ["~/in"]),
             ("in", []),
             ("link", [tmp_path / "in"]),
-            ("hard", [tmp_path / "in"]),
             ("out", ["--restart", tmp_path / "out.part"]),
             ("prefixes", [f"--prefixes={tmp_path}/prefixes"]),
             ("prefixes", [f"--headers_file={tmp_path}/prefixes"]),
