@@ -1,6 +1,7 @@
-"""Averages the weights of a run's checkpoints into its checkpoint "average"
-(Vaswani et al. 2017, section 6.1), which later commands then use. It replaces the average that
-training wrote: scores measured before are those of the old one.
+"""Averages the weights of a run's checkpoints (Vaswani et al. 2017, section 6.1).
+
+The result replaces the checkpoint "average", which later commands use. Scores that were measured
+before are those of the old average.
 
 keras-transformer average_checkpoints --run_dir=runs/mine --last=20
 """
@@ -14,8 +15,8 @@ _RUN_DIR = command_flags.define_path("run_dir", None, "Directory of a training r
 _LAST = flags.DEFINE_integer(
     "last",
     None,
-    "Average this many of the newest. Default: average_best or average_last of the run, or as many "
-    "as it has.",
+    "Average this many of the newest checkpoints. Default: average_best or average_last of "
+    "the run, or all if there are fewer.",
     lower_bound=1,
 )
 

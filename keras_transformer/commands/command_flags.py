@@ -91,7 +91,10 @@ def _default_help(field: dataclasses.Field[Any], presets: Mapping[str, Mapping[s
         having.setdefault(preset.get(field.name, field.default), []).append(name)
     if len(having) > 1:
         having.pop(None, None)  # whose meaning the help text tells
-        parts = [f"{value} in {' and '.join(names)}" for value, names in having.items()]
+        parts = [
+            f"{value} in {', '.join(names[:-1])}{' and ' * (len(names) > 1)}{names[-1]}"
+            for value, names in having.items()
+        ]
         return f" Default: {', '.join(parts)}."
     if field.default is False or field.default in (None, (), dataclasses.MISSING):
         return ""
@@ -163,7 +166,7 @@ def define_run_dirs_flag() -> "flags.FlagHolder[str]":
     return define_path(
         "run_dir",
         None,
-        "Directory of a training run. Several, separated by commas, translate together.",
+        "Directory of a training run. Several, separated by commas, form an ensemble.",
     )
 
 
@@ -183,8 +186,8 @@ def define_checkpoint_flag() -> "flags.FlagHolder[str]":
     return flags.DEFINE_string(
         "checkpoint",
         "auto",
-        "Which checkpoint: average, latest, best (by the dev metric), a step, or auto: the average "
-        "if there is one, else the latest. Several, separated by commas, form an ensemble.",
+        "Checkpoint: average, latest, best (by the dev metric), a step, or auto (the average if "
+        "there is one, else the latest). Several, separated by commas, form an ensemble.",
     )
 
 

@@ -1,5 +1,6 @@
-"""Scores the outputs of a model for a test set, or those of a file, with the metrics of the task:
-sacreBLEU (with its signature), chrF and exact match for translations, EVALB's F1 for trees.
+"""Translates a test set and scores the outputs, or scores those of a file.
+
+Translations get sacreBLEU with its signature, chrF and exact match; trees get EVALB's F1.
 
 keras-transformer evaluate --run_dir=runs/numbers
 keras-transformer evaluate --run_dir=runs/mine --source=test.en --target=test.de --json
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _RUN_DIR = command_flags.define_run_dirs_flag()
 _MODEL = command_flags.define_model_flag()
 _ANSWERS = command_flags.define_path(
-    "answers", None, "File of outputs to score, instead of those of --run_dir."
+    "answers", None, "File of outputs to score, instead of those of a model."
 )
 _TASK = flags.DEFINE_enum(
     "task", "translation", registered_tasks(), "Task of --answers; a run has its own."
@@ -45,9 +46,9 @@ _EACH = command_flags.define_path(
 _JSON = flags.DEFINE_boolean(
     "json",
     False,
-    "Print one JSON object: metrics with 95 % intervals, date, commit, SHA-256 of the checkpoint "
-    "(as of `cat average.*`) and of the test set, settings of model, training and search, updates "
-    "and tokens seen, versions, machine.",
+    "Print one JSON object: metrics with 95 % intervals, date, commit, SHA-256 of "
+    "checkpoint (as of `cat average.*`) and test set, settings of model, training and "
+    "search, updates and tokens seen, versions, machine.",
 )
 command_flags.define_flags(SearchConfig)
 command_flags.define_task_options()

@@ -1,12 +1,12 @@
-"""Shows the attention and the search of a translation: as a page, a figure, or JSON.
+"""Shows the attention and the search of a translation as a page, a figure or JSON.
 
 keras-transformer explore --run_dir=runs/mine "A man rides a horse." --output=page.html
 keras-transformer explore --run_dir=runs/mine,runs/larger "One." "Two." --output=page.html
 keras-transformer explore --run_dir=runs/mine --serve
 keras-transformer explore --model=en-de "Good morning." --output=page.html
 
-The page is one file that loads nothing else. With --serve it translates sentences that you type,
-until Ctrl-C.
+The page is one file that loads nothing else. With --serve it translates the sentences that you
+type; Ctrl-C ends it.
 """
 
 import io
@@ -32,8 +32,8 @@ _MODEL = command_flags.define_model_flag()
 _SAVED_MODEL = command_flags.define_path(
     "saved_model",
     None,
-    "An exported version, or several, with or without --run_dir. It shows only the mean of its "
-    "last layer's heads.",
+    "Exported version, or several separated by commas, with or without --run_dir. Shows "
+    "the mean of the last layer's heads only.",
 )
 _CHECKPOINT = command_flags.define_checkpoint_flag()
 _OUTPUT = command_flags.define_path("output", None, "Write a page, an .html file.")
@@ -47,11 +47,11 @@ _ATTENTION = flags.DEFINE_enum(
     "attention",
     "cross",
     ["encoder", "decoder", "cross"],
-    "Attention in the figure: between source words, between target words, or from target to source "
-    "words.",
+    "Attention in the figure: among source words (encoder), among target words (decoder), "
+    "or from target to source words (cross).",
 )
 _LAYER = flags.DEFINE_integer("layer", None, "Layer in the figure, from 1. Default: the last.")
-_SERVE = flags.DEFINE_boolean("serve", False, "Serve the page on this machine's loopback.")
+_SERVE = flags.DEFINE_boolean("serve", False, "Serve the page on this machine only (loopback).")
 _PORT = flags.DEFINE_integer(
     "port", 8600, "Port of --serve; 0 for any free one.", lower_bound=0, upper_bound=65535
 )

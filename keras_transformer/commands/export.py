@@ -35,37 +35,40 @@ _FORMAT = flags.DEFINE_enum(
     "format",
     "saved_model",
     ["saved_model", "ctranslate2", "transformers"],
-    "A SavedModel for TensorFlow Serving; a folder for the CTranslate2 library; or one for Hugging "
-    "Face's transformers (MarianMTModel). The latter two do not store the search options of a run.",
+    "saved_model for TensorFlow Serving, ctranslate2 for that library, transformers for "
+    "Hugging Face's (MarianMTModel). The last two do not store the search options of a "
+    "run.",
 )
 _QUANTIZATION = flags.DEFINE_string(
-    "quantization", None, "How CTranslate2 stores weights, such as int8. Default: as float32."
+    "quantization", None, "Number format of CTranslate2's weights, such as int8. Default: float32."
 )
 _WARM_UP_FILE = command_flags.define_path(
     "warm_up_file",
     None,
-    "Sentences, one a line, to check the export and to warm up the server with; the export "
-    "contains them. Default: text generated from the vocabulary.",
+    "Sentences, one a line, with which the export is checked and the server warmed up; the "
+    "export contains them. Default: text generated from the vocabulary.",
 )
 _XLA = flags.DEFINE_boolean(
     "xla",
     False,
-    "Compile the search of single sentences with XLA, for --xla_lengths: they are faster, and each "
-    "length takes memory and seconds of warm-up. TensorFlow Serving on a CPU needs "
-    "--xla_cpu_compilation_enabled for it. On a machine with a GPU exports without --details have "
-    "programs of XLA by themselves, unless CUDA_VISIBLE_DEVICES=-1 hides it.",
+    "Compile the search for single sentences of --xla_lengths with XLA: faster, but each "
+    "length takes memory and seconds of warm-up. On a CPU, TensorFlow Serving needs "
+    "--xla_cpu_compilation_enabled. On a machine with a GPU, exports without --details are "
+    "compiled by default; CUDA_VISIBLE_DEVICES=-1 prevents it.",
 )
 _DETAILS = flags.DEFINE_boolean(
     "details",
     False,
-    "The SavedModel returns with each translation its tokens, their log-probabilities and "
-    "attention, and whether the source or the translation was cut.",
+    "Return with each translation its tokens, their log-probabilities and attention, and "
+    "whether source or translation was truncated.",
 )
-_XLA_LENGTHS = flags.DEFINE_list("xla_lengths", ["16", "32", "64"], "Tokens of a source and EOS.")
+_XLA_LENGTHS = flags.DEFINE_list(
+    "xla_lengths", ["16", "32", "64"], "Source lengths to compile for, EOS included."
+)
 _CHECK_TIMEOUT = flags.DEFINE_float(
     "check_timeout",
     1800.0,
-    "Seconds that a fresh process may take to answer before the export fails.",
+    "Seconds that the check in a fresh process may take before the export fails.",
     lower_bound=0.0,
 )
 _CHECKPOINT = command_flags.define_checkpoint_flag()

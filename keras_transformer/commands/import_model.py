@@ -43,27 +43,33 @@ _FORMAT = flags.DEFINE_enum(
     "format",
     None,
     ["transformers", "marian", "fairseq", "opennmt_py", "eole", "opennmt_tf", "ctranslate2"],
-    "The toolkit. Default: found from the files.",
+    "Toolkit of the model. Default: detected from the files.",
 )
 _SOURCE_VOCABULARY = command_flags.define_path(
-    "source_vocabulary", None, "The source's vocabulary, where it is not beside the model."
+    "source_vocabulary", None, "Vocabulary of the source, if it is not beside the model."
 )
 _TARGET_VOCABULARY = command_flags.define_path(
-    "target_vocabulary", None, "The target's vocabulary."
+    "target_vocabulary", None, "Vocabulary of the target, if it is not beside the model."
 )
 _SOURCE_SPM = command_flags.define_path(
-    "source_spm", None, "The source's SentencePiece model, where it is not beside the model."
+    "source_spm", None, "SentencePiece model of the source, if it is not beside the model."
 )
-_TARGET_SPM = command_flags.define_path("target_spm", None, "The target's SentencePiece model.")
+_TARGET_SPM = command_flags.define_path(
+    "target_spm", None, "SentencePiece model of the target, if it is not beside the model."
+)
 _NUM_HEADS = flags.DEFINE_integer(
-    "num_heads", None, "Attention heads, where the files do not tell (opennmt_tf).", lower_bound=1
+    "num_heads",
+    None,
+    "Attention heads, if the files do not state them (opennmt_tf).",
+    lower_bound=1,
 )
 _POSITIONS = flags.DEFINE_enum(
     "positions",
     "as_stored",
     ["as_stored", "marian"],
-    "Positional encodings: as_stored is what the folder's own software computes; marian is what "
-    "Marian trained the model with, from which transformers and ctranslate2 differ a little.",
+    "Positional encodings: as_stored are those that the folder's own software computes; "
+    "marian are those that Marian trained with, from which transformers and ctranslate2 "
+    "differ slightly.",
 )
 
 # The formats that read a flag; for others it would change nothing.

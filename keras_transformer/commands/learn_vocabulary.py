@@ -1,4 +1,4 @@
-"""Learns a SentencePiece vocabulary from text files, plain or packed.
+"""Learns a SentencePiece vocabulary from text files, plain or compressed.
 
 It is the vocabulary that train learns from the same text with the same flags.
 

@@ -49,44 +49,44 @@ class Job(JsonConfig):
     search: dict[str, Any] = dataclasses.field(default_factory=dict)
     scores: bool = option(
         False,
-        "Write line number, score and translation, tab-separated, as is always done for n-best "
-        "lists.",
+        "Write line number, score and translation, tab-separated; n-best lists are always "
+        "written so.",
     )
     alignments: bool = option(
         False,
-        "Write after each best translation, or reference, a tab and its word alignment: pairs of "
-        "source and target word, numbered from 0 in the lines as they are read and written, by the "
-        "model's attention.",
+        "Append to each best translation, or reference, a tab and its word alignment by "
+        "attention: pairs of source and target word, both numbered from 0 in the lines as they "
+        "are read and written.",
     )
     details: bool = option(
         False,
-        "Write each translation as a line of JSON: number of its line, text, score, tokens and the "
-        "log-probability of each, word alignment, and whether source or output was cut. An export "
-        "needs the same flag.",
+        "Write each translation as a line of JSON: line number, text, score, tokens with their "
+        "log-probabilities, word alignment, and whether source or output was truncated. An "
+        "export must have been made with the same flag.",
     )
     references: str | None = option(
         None,
-        "A file with a translation of each line, to be scored: writes line number, log-probability "
-        "and the log-probability of each token, tab-separated.",
+        "File with a translation of each line, to be scored: writes line number, "
+        "log-probability of the line, and log-probability of each token, tab-separated.",
         is_path=True,
     )
     prefixes: str | None = option(
         None,
-        "A file with the text that the translation of each line must begin with.",
+        "File with the text that the translation of each line must begin with.",
         is_path=True,
     )
     split_sentences: str | None = option(
         None,
-        "The language of the input, for example en: translate each sentence of a line by itself "
-        "and join the translations.",
+        "Translate each sentence of a line by itself and join the translations; the value is "
+        "the language of the input, for example en.",
     )
     output: str | None = option(
         None,
-        "Write to this file, not to standard output. It is complete when it appears; until then it "
-        "is FILE.part, from which the same command continues after the process was killed.",
+        "Write to this file. Until it is complete it is FILE.part, from which the same command "
+        "continues after the process was killed. Default: standard output.",
         is_path=True,
     )
-    restart: bool = option(False, "Start anew where FILE.part of --output exists.")
+    restart: bool = option(False, "Start anew although FILE.part of --output exists.")
 
     @classmethod
     def flag_names(cls) -> list[str]:

@@ -87,7 +87,7 @@ def run_command(name: str, argv: list[str], example: str) -> None:
             "user_module",
             None,
             "Python file, or importable module, that registers your own architectures or tasks; "
-            "give it to each command on their runs.",
+            "each command on their runs needs it.",
         ),
         module_name=module.__name__,
     )

@@ -25,39 +25,45 @@ _SERVER = command_flags.require(
     flags.DEFINE_string(
         "server",
         None,
-        "host:port of the model server. Over gRPC, dns:///host:port uses all addresses of the host "
-        "in turn.",
+        "host:port of the model server. Over gRPC, dns:///host:port uses all addresses of the "
+        "host in turn.",
     )
 )
-_PROTOCOL = flags.DEFINE_enum("protocol", "grpc", ["grpc", "rest"], "The protocol of this port.")
-_MODEL = flags.DEFINE_string("model", "translator", "The model's name on the server.")
-_VERSION = flags.DEFINE_integer("model_version", None, "Its version. Default: the latest.")
-_LABEL = flags.DEFINE_string("label", None, "A label of a version, instead of its number.")
+_PROTOCOL = flags.DEFINE_enum("protocol", "grpc", ["grpc", "rest"], "Protocol of this port.")
+_MODEL = flags.DEFINE_string("model", "translator", "Name of the model on the server.")
+_VERSION = flags.DEFINE_integer("model_version", None, "Version of the model. Default: the latest.")
+_LABEL = flags.DEFINE_string("label", None, "Label of a version, instead of its number.")
 _TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds for a request, retries included.")
 _RETRIES = flags.DEFINE_integer(
-    "retries", 4, "How often a request is retried while the server is unreachable or overloaded."
+    "retries", 4, "How often a request is repeated while the server is unreachable or overloaded."
 )
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
-_REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests that run concurrently.")
-_TLS = flags.DEFINE_boolean("tls", False, "Connect by TLS.")
+_REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests that run at the same time.")
+_TLS = flags.DEFINE_boolean("tls", False, "Connect over TLS.")
 _ROOT_CERTIFICATES = command_flags.define_path(
-    "root_certificates", None, "PEM file of the authorities to trust. Default: the usual ones."
+    "root_certificates",
+    None,
+    "PEM file of the certificate authorities to trust. Default: those of the system.",
 )
 _CLIENT_CERTIFICATE = command_flags.define_path(
     "client_certificate", None, "PEM file of the client's certificate chain, for mutual TLS."
 )
-_CLIENT_KEY = command_flags.define_path("client_key", None, "PEM file of its key, unencrypted.")
+_CLIENT_KEY = command_flags.define_path(
+    "client_key", None, "PEM file of the client's private key, unencrypted."
+)
 _SERVER_NAME = flags.DEFINE_string(
-    "tls_server_name", None, "The name that its certificate must have. Default: the host."
+    "tls_server_name", None, "Name that the server's certificate must have. Default: the host."
 )
 _HEADERS_FILE = command_flags.define_path(
     "headers_file",
     None,
-    "A file of HTTP headers or gRPC metadata to send, one a line, as in 'authorization: Bearer "
-    "TOKEN'. On the command line, other users of the machine could read them.",
+    "File of HTTP headers or gRPC metadata to send, one a line, for example "
+    "'authorization: Bearer TOKEN'. (Other users of the machine can read a command line.)",
 )
 command_flags.define_flags(line_io.Job, line_io.Job.flag_names())
-_STATUS = flags.DEFINE_boolean("status", False, "Only write the versions of the model.")
+_STATUS = flags.DEFINE_boolean(
+    "status", False, "Only print the versions of the model and their states."
+)
 
 # Flags that make no difference to the output.
 _OF_CONNECTION = (

@@ -1,4 +1,4 @@
-"""Trains a model and leaves everything that later commands need in a run directory.
+"""Trains a model in a run directory, which holds all that later commands need.
 
     keras-transformer train --run_dir=runs/numbers --preset=tiny --dataset=number_names/en-de
     keras-transformer train --run_dir=runs/mine --preset=base \\
@@ -7,9 +7,9 @@
     keras-transformer train --run_dir=runs/tuned --start_from=runs/opus \\
         --train_source=legal.en --train_target=legal.de
 
-An existing run is resumed; flags replace its settings, unless they would change what it has been
-trained for. The value none unsets an option that may be unset, as in --stop_metric=none. Numbers
-such as 5.4 in the help of flags are sections of Vaswani et al. 2017.
+An existing run is resumed. Flags then change only settings that leave updates as they are; any
+other difference is an error that shows both values. The value none unsets an option, as in
+--stop_metric=none. Numbers such as 5.4 in the help are sections of Vaswani et al. 2017.
 """
 
 import signal
@@ -40,10 +40,10 @@ _RUN_DIR = command_flags.define_path("run_dir", None, "Directory of the run.", r
 _START_FROM = command_flags.define_path(
     "start_from",
     None,
-    "A run, or one of its checkpoints such as runs/mine/checkpoints/step-1000: the new run begins "
-    "with its weights, vocabularies and model; data and training are new, and the task is the same "
-    "unless --task is given. --learning_rate is by default a tenth of the paper's, with "
-    "--lora_rank the paper's; --preset sets training only.",
+    "A run, or one of its checkpoints such as runs/mine/checkpoints/step-1000. The new run "
+    "begins with its weights, vocabularies and model; data and training are new; the task "
+    "stays unless --task is given. --learning_rate is a tenth of the paper's by default, "
+    "with --lora_rank the paper's; --preset sets the training only.",
 )
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
@@ -57,29 +57,28 @@ _CHANGED_TEXT = flags.DEFINE_boolean(
 _PRINT_FLAGS = flags.DEFINE_boolean(
     "print_flags",
     False,
-    "Print the settings of the run, or of a new one, as flags and exit: all but --run_dir, flags "
-    "of the machine and the vocabulary, which another run learns anew. A file of them can be "
-    "given to train another run, as in --flagfile=mine.flags --seed=2; of a flag that is given "
-    "twice the last counts.",
+    "Print the settings of the run, or of a new one, as flags and exit; without --run_dir, "
+    "flags of the machine and the learned vocabulary. To train another run: "
+    "--flagfile=mine.flags --seed=2. Of a flag that is given twice the last counts.",
 )
 _STRATEGY = flags.DEFINE_enum(
     "strategy",
     "auto",
     ["auto", "none", "mirrored", "multi_worker"],
-    "Devices to train on: mirrored takes all GPUs of this machine, none one device, multi_worker "
-    "those of all machines that TF_CONFIG names; auto as many as there are.",
+    "Devices to train on: none is one device, mirrored all GPUs of this machine, "
+    "multi_worker all machines that TF_CONFIG names, auto whatever there is.",
 )
 _JIT_COMPILE = flags.DEFINE_enum(
     "jit_compile",
     "auto",
     ["auto", "true", "false"],
-    "Whether XLA compiles the update, once for each shape of a batch; auto means on a GPU.",
+    "Whether XLA compiles the update, once for each batch shape; auto: on GPUs.",
 )
 _COMPILE_CACHE = flags.DEFINE_string(
     "compile_cache",
     None,
-    "Folder in which XLA keeps compiled programs, so that a resumed run compiles nothing; empty "
-    "for none. Default: keras-transformer in $XDG_CACHE_HOME or ~/.cache.",
+    "Folder in which XLA keeps compiled programs for resumed and later runs; empty turns "
+    "it off. Default: keras-transformer in $XDG_CACHE_HOME or ~/.cache.",
 )
 _CACHE_DIR = command_flags.define_path(
     "cache_dir",
@@ -96,7 +95,7 @@ flags.DEFINE_enum(
     "preset",
     settings.DEFAULT_PRESET,
     sorted(ModelConfig.presets(), key=lambda name: "-" in name),  # plain names first
-    "Model and training settings, which other flags change.",
+    "Settings of model and training; other flags change them.",
 )
 flags.DEFINE_enum(
     "architecture", None, list(architectures()), "Kind of model. Default: that of --preset."

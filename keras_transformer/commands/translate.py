@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _RUN_DIR = command_flags.define_run_dirs_flag()
 _MODEL = command_flags.define_model_flag()
 _SAVED_MODEL = command_flags.define_path(
-    "saved_model", None, "An exported version to translate with, instead of --run_dir."
+    "saved_model", None, "Exported version to translate with, instead of --run_dir."
 )
 _CHECKPOINT = command_flags.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
@@ -35,7 +35,7 @@ command_flags.define_flags(line_io.Job, line_io.Job.flag_names())
 _REMOVE_BPE = flags.DEFINE_boolean(
     "remove_bpe",
     None,
-    'Join pieces marked with "@@ " in the translations. Default: the run\'s remove_bpe.',
+    'Join pieces marked with "@@ " in the translations. Default: remove_bpe of the run.',
 )
 command_flags.define_flags(SearchConfig)
 

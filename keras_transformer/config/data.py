@@ -22,53 +22,53 @@ class DataConfig(JsonConfig):
 
     dataset: str | None = option(
         None,
-        "TensorFlow Datasets translation sets, separated by commas, for example "
+        "Translation sets of TensorFlow Datasets, separated by commas, for example "
         "wmt14_translate/de-en; number_names/en-de needs no download.",
     )
     reverse: bool = option(False, "Swap source and target of the data sets.", needs={"dataset": ()})
     train_source: str | None = option(
         None,
-        "Training text, one sentence per line, plain, .gz, .bz2 or .xz; separate several files by "
-        "commas.",
+        "Training text, one sentence a line, plain or compressed (.gz, .bz2, .xz). Separate "
+        "several files by commas.",
         is_path=True,
     )
     train_target: str | None = option(
-        None, "As many files with the translations, line by line.", is_path=True
+        None, "The translations of train_source, line by line; as many files.", is_path=True
     )
     train_file: str | None = option(
         None,
-        "Files that hold both sides in the format of the task, plain or packed, separated by "
-        'commas; for translation one "source TAB target" per line. Can be combined with file '
-        "pairs and data sets.",
+        "Files that hold both sides in the format of the task, separated by commas; for "
+        'translation "source TAB target" on each line. Can be combined with file pairs and '
+        "data sets.",
         is_path=True,
     )
     mix_weights: str | None = option(
         None,
-        "Share of sentence pairs from each corpus, for example 3,1: file pairs first, then files "
-        "of both sides, then data sets. A corpus gives an epoch at least one pair of each length, "
-        "however small its share. Default: proportional to their sizes, each pair once per epoch.",
+        "Share of sentence pairs from each corpus, for example 3,1: file pairs first, then "
+        "files of both sides, then data sets. Each corpus gives an epoch at least one pair of "
+        "each length. Default: each pair once per epoch.",
         may_change="until_trained",
     )
     dev_source: str | None = option(
         None,
-        "Source side of the dev set; its loss and the metric of the task are measured at each "
-        "checkpoint. Further files, separated by commas, are scored with the metric only.",
+        "Source side of the dev set, on which loss and metric are measured at each checkpoint. "
+        "Further files, separated by commas, are scored with the metric only.",
         is_path=True,
     )
     dev_target: str | None = option(
-        None, "As many files with the translations, line by line.", is_path=True
+        None, "The translations of dev_source, line by line; as many files.", is_path=True
     )
     dev_file: str | None = option(
         None, "One file with both sides, instead of dev_source and dev_target.", is_path=True
     )
     test_source: str | None = option(
         None,
-        "Source sentences that the command evaluate translates.",
+        "Source side of the test set, which evaluate translates.",
         is_path=True,
         may_change="always",
     )
     test_target: str | None = option(
-        None, "Their translations, line by line.", is_path=True, may_change="always"
+        None, "The translations of test_source, line by line.", is_path=True, may_change="always"
     )
     test_file: str | None = option(
         None,
@@ -78,10 +78,9 @@ class DataConfig(JsonConfig):
     )
     vocabulary: str | None = option(
         None,
-        "SentencePiece model to use instead of learning one; that of the source if "
-        'target_vocabulary is given. In a run that starts from another one "extend": its '
-        "vocabularies, and after them the tokens that learned ones of the new text would have "
-        "besides.",
+        "SentencePiece model to use instead of learning one; of the source only if "
+        'target_vocabulary is given. With start_from, "extend" keeps the vocabularies and '
+        "appends new tokens learned from the new text.",
         is_path=True,
         of_vocabulary=True,
     )
@@ -94,14 +93,14 @@ class DataConfig(JsonConfig):
     )
     add_tokens: str | None = option(
         None,
-        "Tokens to add to the vocabularies, separated by commas, for example <de>,<fr>: tags for "
-        "languages or domains, each one token wherever it occurs in text (words: between spaces).",
+        "Tokens to add to the vocabularies, separated by commas, for example <de>,<fr>: tags "
+        "for languages or domains. Each is one token wherever it occurs (in a vocabulary of "
+        "words: between spaces).",
         of_vocabulary=True,
     )
     vocabulary_size: int | None = option(
         None,
-        "Tokens of each learned vocabulary. Default: 8,000, or as many as the text supports if "
-        "these are fewer.",
+        "Tokens of each learned vocabulary. Default: 8,000, or fewer if the text supports no more.",
         minimum=1,
         of_vocabulary=True,
         needs=_LEARNED,
@@ -127,17 +126,17 @@ class DataConfig(JsonConfig):
     )
     vocabulary_normalization: Normalization = option(
         "nfc",
-        'Unicode normalization of both sides: "nfc" composes letters and marks and makes spaces of '
-        'tabs, "identity" changes no character, "nfkc" also replaces full-width, superscript and '
-        "other compatible characters, no-break spaces and Persian's non-joiner, which the model "
-        "can then never write. All join repeated spaces.",
+        'Unicode normalization of both sides: "nfc" composes letters and marks and turns '
+        'tabs into spaces; "nfkc" also replaces full-width, superscript and other compatible '
+        "characters, no-break spaces and Persian's non-joiner, which the model can then never "
+        'write; "identity" does neither. All collapse repeated spaces and strip the ends.',
         of_vocabulary=True,
         needs=_LEARNED,
     )
     character_coverage: float = option(
         1.0,
-        "Share of all characters that a learned vocabulary covers, from 0.98; the rarest become "
-        "unknown.",
+        "Share of all characters that a learned vocabulary covers, at least 0.98; the rarest "
+        "become unknown.",
         minimum=LEAST_COVERAGE,
         maximum=1,
         of_vocabulary=True,
@@ -154,7 +153,7 @@ class DataConfig(JsonConfig):
     )
     max_length: int = option(
         256,
-        "Drop pairs with more tokens on a side from training and from the dev loss.",
+        "Drop pairs with more tokens on either side from training and from the dev loss.",
         minimum=1,
         may_change="until_trained",
     )
@@ -167,9 +166,8 @@ class DataConfig(JsonConfig):
     )
     subword_sampling: float = option(
         0.0,
-        "Subword regularization (Kudo 2018): dropout rate of merges for byte-pair pieces "
-        "(Provilkov et al. 2020), exponent of the probabilities for unigram pieces; 0 turns it "
-        "off.",
+        "Subword regularization (Kudo 2018): dropout rate of byte-pair merges (Provilkov et "
+        "al. 2020), or exponent of the probabilities of unigram pieces. 0 turns it off.",
         minimum=0,
         below=1,
         may_change="until_trained",

@@ -50,20 +50,20 @@ class ModelConfig(JsonConfig):
     model_dim: int = option(512, "Width of embeddings and hidden states, d_model.", minimum=1)
     dropout: float = option(
         0.1,
-        "Dropout rate of the output of each sub-layer, before the residual sum (5.4).",
+        "Dropout rate on the output of each sub-layer, before the residual sum (5.4).",
         minimum=0,
         below=1,
     )
     embedding_dropout: float | None = option(
         None,
-        "Dropout rate of the input of encoder and decoder. Default: dropout, as in the paper.",
+        "Dropout rate on the input of encoder and decoder. Default: dropout, as in the paper.",
         minimum=0,
         below=1,
     )
     share_embeddings: Literal["all", "target", "none"] = option(
         "all",
-        '"all" shares one matrix between source embedding, target embedding and output '
-        'projection (3.4), "target" between the last two, "none" shares nothing.',
+        '"all" shares one matrix among source embedding, target embedding and output '
+        'projection (3.4), "target" shares it between the last two, "none" shares nothing.',
     )
     scale_embeddings: bool = option(
         True, "Multiply embeddings by the square root of model_dim (3.4)."
@@ -243,10 +243,11 @@ class TransformerLayersConfig(ModelConfig):
     norm_epsilon: float = option(1e-6, "Epsilon of layer normalization.", minimum=0)
     positions: Positions = option(
         "sinusoidal",
-        '"sinusoidal" interleaves sine and cosine (3.5); "concatenated" puts all sines before '
-        'all cosines (tensor2tensor, OpenNMT, fairseq, Marian); "halves" does so with the '
-        'frequencies of 3.5 (Hugging Face); "learned" is Table 3, row E; "relative" (Shaw et al. '
-        '2018) and "rotary" (Su et al. 2021) give distances to self-attention instead.',
+        '"sinusoidal" interleaves sine and cosine (3.5); "concatenated" puts all sines '
+        'before all cosines (tensor2tensor, OpenNMT, fairseq, Marian); "halves" does so with '
+        'the frequencies of 3.5 (Hugging Face); "learned" is a table (Table 3, row E); '
+        '"relative" (Shaw et al. 2018) and "rotary" (Su et al. 2021) give self-attention '
+        "distances instead.",
     )
     max_relative_distance: int = option(
         16,
@@ -265,8 +266,8 @@ class TransformerLayersConfig(ModelConfig):
     )
     max_position_offset: int = option(
         0,
-        "In training, count positions from a random number up to this, so that the model sees "
-        "positions beyond its sentences.",
+        "In training, start positions at a random number up to this, so that the model sees "
+        "positions beyond its longest sentence.",
         minimum=0,
         needs={"positions": _ABSOLUTE},
     )
@@ -342,14 +343,14 @@ class TransformerConfig(TransformerLayersConfig):
     source_eos: bool = option(True, "Let the encoder read the EOS that ends each source.")
     encoder_attention_window: int | None = option(
         None,
-        "Tokens that a source token attends to, itself in the middle; odd. Default: all.",
+        "Odd number of tokens that a source token attends to, centered on itself. Default: all.",
         minimum=1,
         is_odd=True,
     )
     decoder_attention_window: int | None = option(
         None,
-        "Odd r: a target token attends to itself and the (r - 1) / 2 tokens before it. Default: "
-        "all.",
+        "Odd r: a target token attends to itself and to the (r - 1) / 2 tokens before it. "
+        "Default: all.",
         minimum=1,
         is_odd=True,
     )
@@ -378,13 +379,13 @@ class UniversalConfig(TransformerLayersConfig):
 
     num_steps: int = option(
         6,
-        "Times that the shared layer is applied; with adaptive steps, the most a token may take.",
+        "How often the shared layer is applied; with adaptive_steps, at most.",
         minimum=1,
     )
     adaptive_steps: bool = option(
         True,
-        "Let each token halt by itself (adaptive computation time, Graves 2016); otherwise all "
-        "take num_steps.",
+        "Let each token halt by itself (adaptive computation time, Graves 2016); otherwise "
+        "each takes num_steps.",
     )
     halting_output: Literal["sum", "blend"] = option(
         "sum",
@@ -463,8 +464,8 @@ class RecurrentConfig(ModelConfig):
     )
     input_feeding: bool = option(
         False,
-        "Feed the last context vector to the decoder beside each token. (Luong et al. 2015, 3.3, "
-        "feed the attentional vector, made of the context and the state.)",
+        "Feed the last context vector to the decoder beside each token. (Luong et al. 2015, "
+        "3.3, feed the attentional vector, made from context and state.)",
     )
     bridge_activation: Literal["relu", "tanh"] = option(
         "relu",

@@ -27,7 +27,7 @@ class SearchConfig(JsonConfig):
     )
     beam_size: int = option(
         4,
-        "Hypotheses per sentence; 1 is greedy search, at most 1,000. Sampling ignores it.",
+        "Hypotheses per sentence; 1 is greedy search. Sampling ignores it.",
         minimum=1,
         maximum=_MAX_BEAM_SIZE,
     )
@@ -53,15 +53,15 @@ class SearchConfig(JsonConfig):
     )
     coverage_penalty: float = option(
         0.0,
-        "beta of the coverage penalty (Wu et al. 2016, eq. 14) for source tokens without "
-        "attention; 0 turns it off.",
+        "beta of the coverage penalty (Wu et al. 2016, eq. 14), which counts source tokens "
+        "without attention; 0 turns it off.",
         minimum=0,
         per_sentence=True,
         neutral=0,
     )
     num_translations: int = option(
         1,
-        "Translations returned per sentence, best first; at most beam_size in beam search.",
+        "Translations per sentence, best first; at most beam_size in beam search.",
         minimum=1,
         maximum=_MAX_INT,
     )
@@ -74,7 +74,7 @@ class SearchConfig(JsonConfig):
     )
     top_k: int = option(
         0,
-        "Sample from the k most probable tokens; 0 means all.",
+        "Sample from the k most probable tokens; 0: from all.",
         minimum=0,
         maximum=_MAX_INT,
         per_sentence=True,
@@ -82,7 +82,7 @@ class SearchConfig(JsonConfig):
     )
     top_p: float = option(
         1.0,
-        "Sample from the fewest tokens whose probabilities sum to at least this; 1 means all.",
+        "Sample from the fewest tokens whose probabilities sum to at least this; 1: from all.",
         minimum=_MINIMUM_DIVISOR,
         maximum=1,
         per_sentence=True,
@@ -90,8 +90,8 @@ class SearchConfig(JsonConfig):
     )
     seed: int = option(
         0,
-        "Seed for sampling, at least 0. A sentence gets the same samples in any batch, up to "
-        "rounding (about one in a thousand differs).",
+        "Seed of sampling. A sentence gets the same samples in any batch, up to rounding "
+        "(about one in a thousand differs).",
         minimum=0,
         maximum=_MAX_INT,
         per_sentence=True,
@@ -112,7 +112,7 @@ class SearchConfig(JsonConfig):
     )
     max_length: int = option(
         0,
-        "A translation has at most this many tokens; 0 means no such limit.",
+        "A translation has at most this many tokens; 0: no such limit.",
         minimum=0,
         maximum=MAX_TOKENS,
         per_sentence=True,
@@ -128,7 +128,8 @@ class SearchConfig(JsonConfig):
     )
     max_source_length: int = option(
         512,
-        "Tokens of a sentence that are read; the rest is cut off. Bounds the memory of a batch.",
+        "Tokens of a source that are read; longer sources are truncated. Bounds the memory of "
+        "a batch.",
         minimum=1,
         maximum=MAX_TOKENS,
     )

@@ -13,40 +13,44 @@ from keras_transformer.errors import InputError, check_choice
 class TrainingConfig(JsonConfig):
     """How a model is trained (Vaswani et al. 2017, section 5)."""
 
-    train_steps: int = option(100_000, "Updates in total.", minimum=1, may_change="always")
+    train_steps: int = option(100_000, "Number of updates.", minimum=1, may_change="always")
     batch_tokens: int = option(
         25_000,
-        "Source tokens per batch, and target tokens per batch, at most, padding included.",
+        "Most tokens of a batch on each side, padding included.",
         minimum=1,
     )
     batch_sentences: int | None = option(
-        None, "Sentence pairs per batch, at most; batch_tokens is a bound as well.", minimum=1
+        None, "Most sentence pairs of a batch; batch_tokens limits it too.", minimum=1
     )
     optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = option(
         "adam",
-        "Adam with the paper's settings (5.3), the same with weight_decay, or Keras's Adafactor, "
-        "Lion or Muon.",
+        "adam (with the paper's settings, 5.3), adamw (needs weight_decay), or Keras's "
+        "Adafactor, Lion or Muon.",
     )
     schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] = option(
         "paper",
-        "Learning rate after a linear warm-up: the paper's inverse square root of the step (5.3), "
-        "the same with a given learning_rate, a cosine or linear decay to 0 at train_steps, or a "
-        "constant.",
+        "Learning rate after the warm-up: paper (5.3), inverse_sqrt (the same shape, your "
+        "peak), cosine or linear (to 0 at train_steps), or constant.",
     )
     learning_rate: float | None = option(
         None,
-        "Peak rate, reached after warmup_steps. Default: (model_dim * warmup_steps) ** -0.5, as "
-        "in the paper (5.3).",
+        "Peak learning rate, reached after warmup_steps. Default: (model_dim * warmup_steps) "
+        "** -0.5, as in the paper (5.3).",
         minimum=0,
     )
-    warmup_steps: int = option(4000, "Updates of linear warm-up.", minimum=1)
+    warmup_steps: int = option(
+        4000,
+        "Updates of linear warm-up. With schedule paper a shorter warm-up raises the peak; set "
+        "learning_rate too.",
+        minimum=1,
+    )
     label_smoothing: float = option(
-        0.1, "Probability spread over the whole vocabulary (5.4).", minimum=0, below=1
+        0.1, "Probability that is spread over the whole vocabulary (5.4).", minimum=0, below=1
     )
     accumulation_steps: int = option(
         1,
-        "Split each batch into this many parts to save memory; the update is that of the whole "
-        "batch, which does not grow.",
+        "Split each batch into this many parts to save memory; batch size and update stay the "
+        "same.",
         minimum=1,
         may_change="always",
     )
@@ -60,23 +64,23 @@ class TrainingConfig(JsonConfig):
     )
     ema_decay: float | None = option(
         None,
-        "Decay of an exponential moving average of the weights, which is then validated, "
-        "averaged and translated with. Default: no moving average.",
+        "Decay of an exponential moving average of the weights, which validation, averaging "
+        "and translation then use. Default: no moving average.",
         above=0,
         below=1,
     )
     max_bad_steps: int = option(
         20,
-        "Stop after this many consecutive updates that were skipped for a non-finite gradient.",
+        "Stop after this many consecutive updates were skipped for a non-finite gradient.",
         minimum=1,
         may_change="always",
     )
     checkpoint_steps: int = option(1000, "Updates between checkpoints.", minimum=1)
     validation_steps: int | None = option(
         None,
-        "Updates between validations: a divisor or a multiple of checkpoint_steps; the end is "
-        "validated too. Only validated checkpoints count for selection and early stopping. "
-        "Default: checkpoint_steps.",
+        "Updates between validations: a divisor or a multiple of checkpoint_steps. The last "
+        "step is validated too. Only validated checkpoints count for selection and early "
+        "stopping. Default: checkpoint_steps.",
         minimum=1,
         needs_dev_set=True,
     )
@@ -85,43 +89,42 @@ class TrainingConfig(JsonConfig):
     )
     keep_best: int = option(
         1,
-        "Further checkpoints to keep, those with the best dev metric.",
+        "Checkpoints to keep besides, those with the best dev metric.",
         minimum=0,
         may_change="always",
         needs_dev_set=True,
     )
     average_last: int = option(
         5,
-        "Newest checkpoints that are averaged at the end (6.1); fewer if there are not as many.",
+        "Average this many of the newest checkpoints at the end (6.1).",
         minimum=1,
         may_change="always",
     )
     average_best: int | None = option(
         None,
-        "Average this many of the best checkpoints, by the dev metric, instead of the newest.",
+        "Average this many of the best checkpoints by the dev metric, instead of the newest.",
         minimum=1,
         may_change="always",
         needs_dev_set=True,
     )
     stop_metric: str | None = option(
         None,
-        "Stop early by val_loss, val_perplexity, val_accuracy or the metric of the task, for "
-        "example bleu. Default: no early stopping.",
+        "Stop early by this dev metric: val_loss, val_perplexity, val_accuracy or the metric "
+        "of the task, for example bleu. Default: no early stopping.",
         may_change="always",
         needs_dev_set=True,
     )
     stop_patience: int = option(
         10,
-        "Validated checkpoints in a row without a better stop_metric before training stops.",
+        "Stop after this many validations in a row without a better stop_metric.",
         minimum=1,
         may_change="always",
         needs={"stop_metric": ()},
     )
     validation_time_share: float = option(
         0.1,
-        "Share of the time for searching the dev set for the metric of the task; limits how many "
-        "of its sentences are used, at least 128. 0 turns it off. Time is estimated for full "
-        "batches of batch_tokens: with a small batch_sentences, give a lower share.",
+        "Share of training time for translating the dev set; sets how many of its sentences "
+        "are scored (at least 128). 0: none. With a small batch_sentences, give a lower share.",
         minimum=0,
         maximum=1,
         needs_dev_set=True,
@@ -131,32 +134,31 @@ class TrainingConfig(JsonConfig):
     )
     sustained_tflops: float | None = option(
         None,
-        "TFLOP/s that a device sustains, to estimate the cost by time as in the paper (6.1): 2.8 "
-        "for K80, 3.7 for K40, 6.0 for M40, 9.5 for P100. Default: no estimate.",
+        "TFLOP/s that a device sustains, to estimate the cost from the time as in the paper "
+        "(6.1): 2.8 for K80, 3.7 for K40, 6.0 for M40, 9.5 for P100. Default: no estimate.",
         minimum=0,
         may_change="always",
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = option(
         "float32",
-        "Keras dtype policy; auto is mixed_bfloat16 on GPUs from compute capability 8.0 on and on "
-        "CPUs with fast instructions for it (AMD's AVX512_BF16, AMX, Arm's BF16), mixed_float16 on "
-        "GPUs of 7.x, else float32. A run keeps what auto chose.",
+        "Keras dtype policy. auto chooses mixed_bfloat16 on GPUs of compute capability 8.0 or "
+        "higher and on CPUs with fast bfloat16 (AMD's AVX512_BF16, Intel's AMX, Arm's BF16), "
+        "mixed_float16 on GPUs of 7.x, else float32; a run keeps the choice.",
     )
     freeze: str | None = option(
         None,
-        "Parts whose weights are not trained, separated by commas: names of layers, for example "
-        "encoder, or embeddings for all tables. A table shared with the output projection is "
-        "frozen there too.",
+        "Layers that are not trained, separated by commas, for example encoder; embeddings "
+        "stands for all tables. A table shared with the output projection is frozen there too.",
     )
     lora_rank: int | None = option(
         None,
-        "Train pairs of matrices of this rank beside those of the dense layers, and nothing else "
-        "(LoRA, Hu et al. 2022). Checkpoints then hold the pairs only, a few MB; they are merged "
-        "into the model when it translates or is exported. Default: train the weights themselves.",
+        "Train only pairs of matrices of this rank beside those of the dense layers (LoRA, Hu "
+        "et al. 2022). Checkpoints hold only the pairs, a few MB; translation and export merge "
+        "them. Default: train the weights themselves.",
         minimum=1,
     )
     seed: int = option(
-        1, "Seed of initial weights, dropout and data order.", minimum=0, below=1 << 32
+        1, "Seed of the initial weights, dropout and data order.", minimum=0, below=1 << 32
     )
 
     def __post_init__(self) -> None:

@@ -31,8 +31,8 @@ class PronunciationTask(Task):
     )
     held_out: float = option(
         0.05,
-        "Share of the words of the training dictionaries that become the dev set, and as many "
-        "the test set, if no dev set is given; words keep all their pronunciations.",
+        "Without a dev file, share of words held out for dev, and again for test; all "
+        "pronunciations of a word stay together.",
         above=0,
         below=0.5,
         is_learned=True,

@@ -19,13 +19,13 @@ class TranslationTask(Task):
     """Translation, compared with one reference for each sentence."""
 
     bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = option(
-        "13a", "Tokenizer of sacreBLEU; none for tokenized text."
+        "13a", "Tokenizer of sacreBLEU; none for text that is tokenized already."
     )
     bleu_lowercase: bool = option(False, "Ignore case in BLEU.")
     remove_bpe: bool = option(
         False,
-        'The text is cut into pieces marked with "@@ "; join them in translations, and in '
-        "references before scoring.",
+        'The text is segmented into pieces marked with "@@ ": join them in translations, and '
+        "in references before scoring.",
     )
 
     name = "translation"
