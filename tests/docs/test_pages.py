@@ -9,7 +9,6 @@ import time
 import urllib.request
 
 import pytest
-from fake_hub import NAME, FakeHub
 
 from keras_transformer.client import Client
 from keras_transformer.training.distribution import worker_of_environment
@@ -127,18 +126,10 @@ def test_other_tasks(trained, run_page, tmp_path):
 
 
 @slow
-def test_readme(trained, run_page, server, sample_model, tmp_path, monkeypatch):
-    constants = pytest.importorskip(
-        "huggingface_hub.constants", reason="needs the package huggingface_hub"
-    )
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+def test_readme(trained, run_page, server, tmp_path):
     for path in trained.glob("*.??"):
         shutil.copy(path, tmp_path)
-    with FakeHub() as hub:
-        hub.models[NAME] = sample_model("hf_marian")
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        run_page("README.md", tmp_path, _SMALL_AND_SHORT, **server)
-        hub.shutdown()
+    run_page("README.md", tmp_path, _SMALL_AND_SHORT, **server)
 
 
 def test_number_names_has_the_flags_of_the_quickstart():
