@@ -7,6 +7,7 @@
     python scripts/benchmark.py plan --pairs=1000000000
     python scripts/benchmark.py layers
     python scripts/benchmark.py start --presets=tiny --rounds=3
+    python scripts/benchmark.py gpu_program --aot_python=/tmp/aot/bin/python
 
 train: real target tokens a second of whole training steps, ours and those of PyTorch's
 nn.Transformer (if torch is installed) in the same precisions: with default settings,
@@ -21,6 +22,8 @@ layers: Table 1 of the paper: time, peak memory and operations of one layer over
 they grow, sequential operations and path lengths as measured beside the table's.
 start: processor seconds of a new process until its first translation, by a run and by its export:
 imports, loading, the first call. Nodes are those of `serving_default`, and of the whole export.
+gpu_program: what XLA makes of updates and of a search step for an H100, counted without one: its
+kernels, their bytes, the least time that they take, and processor seconds of compilation.
 
 The engines take turns in a random order, so that whatever else the machine does slows all of them.
 Rates are medians of the turns, with the 95 % confidence interval from low to high. Minor page
@@ -108,6 +111,12 @@ _LENGTHS = flags.DEFINE_list(
 )
 _DIM = flags.DEFINE_integer("model_dim", 512, "Model dimension d of layers.", lower_bound=1)
 _WINDOW = flags.DEFINE_integer("window", 65, "Positions r that restricted self-attention sees.")
+_AOT_PYTHON = command_flags.define_path(
+    "aot_python",
+    None,
+    "Python of an environment with the extra aot, which compiles for a GPU (gpu_program). Default: "
+    "the one that runs this.",
+)
 _JSON = command_flags.define_path(
     "json", None, "Also write the rows to this file, with machine and versions."
 )
@@ -120,6 +129,7 @@ def main(arguments: list[str]) -> None:
         "plan": _plan,
         "layers": _layers,
         "start": _start,
+        "gpu_program": _gpu_program,
     }
     if len(arguments) != 1 or arguments[0] not in commands:
         raise InputError(
@@ -132,6 +142,7 @@ def main(arguments: list[str]) -> None:
         "plan": (_PAIRS, _WHOLE_EPOCH),
         "layers": (_LENGTHS, _DIM, _WINDOW),
         "start": (),
+        "gpu_program": (_AOT_PYTHON,),
     }
     mine = {holder.name for holder in own[arguments[0]]}
     others = itertools.chain(*(own[name] for name in own if name != arguments[0]))
@@ -229,6 +240,14 @@ def _start() -> None:
                 yield list(start.measure(preset, size, pathlib.Path(folder), _ROUNDS.value))
 
     _show(groups())
+
+
+def _gpu_program() -> None:
+    common.load_tensorflow()
+    from benchmarks import gpu_program
+
+    python = _AOT_PYTHON.value or sys.executable
+    _show([gpu_program.measure(case, python)] for case in gpu_program.cases(_PRESETS.value))
 
 
 def _show(groups: Iterable[Sequence[Mapping[str, Any]]]) -> None:
