@@ -8,6 +8,7 @@ bytes. It needs the packages of the extra `aot`, whose XLA is of the time of Ten
 an environment of their own.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -29,10 +30,11 @@ os.environ["XLA_FLAGS"] = (
     "--xla_gpu_autotune_level=0"
 )
 
-from jax._src.interpreters import mlir  # noqa: E402
-from jax._src.lib import xla_client  # noqa: E402
-from jax.experimental import topologies  # noqa: E402
-from jaxlib.mlir import ir  # noqa: E402
+# Modules without types, which read the environment when they are imported.
+mlir = importlib.import_module("jax._src.interpreters.mlir")
+xla_client = importlib.import_module("jax._src.lib").xla_client
+topologies = importlib.import_module("jax.experimental.topologies")
+ir = importlib.import_module("jaxlib.mlir.ir")
 
 
 def main(source: str, out: str, gpu: str) -> None:
