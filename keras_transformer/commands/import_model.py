@@ -109,8 +109,8 @@ def main(arguments: list[str]) -> None:
                 f"--{name} is for {', '.join(formats)}; a model of {format_name} has its own: "
                 "remove it"
             )
-    given = ImportOptions(vocabularies, spms, _NUM_HEADS.value, _POSITIONS.value)
-    model = read_model(path, format_name, given)
+    import_options = ImportOptions(vocabularies, spms, _NUM_HEADS.value, _POSITIONS.value)
+    model = read_model(path, format_name, import_options)
     run = import_run(model, run_dir, origin_of(_MODEL.value, path, format_name))
     _summarize(model, format_name)
     print(f"The run is in {run.path}: translate, evaluate or export it.")

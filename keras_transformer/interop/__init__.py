@@ -55,18 +55,18 @@ def find_format(path: pathlib.Path) -> str:
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the folder of a model, or its file")
-    found = [name for name, each in FORMATS.items() if each.is_there(path)]
-    if not found:
+    names = [name for name, format in FORMATS.items() if format.is_there(path)]
+    if not names:
         raise InputError(
             f"{path} has files of none of the known formats: {', '.join(FORMATS)}; give the folder "
             "of such a model"
         )
-    if len(found) > 1:
+    if len(names) > 1:
         raise InputError(
-            f"{path} has files of several formats: {', '.join(found)}; remove the others', or "
+            f"{path} has files of several formats: {', '.join(names)}; remove the others', or "
             "choose with --format of keras-transformer import_model"
         )
-    return found[0]
+    return names[0]
 
 
 def locate(model: str, revision: str | None = None) -> pathlib.Path:
@@ -98,30 +98,32 @@ def open_model(
     name: str,
     revision: str | None = None,
     format_name: str | None = None,
-    given: ImportOptions | None = None,
+    import_options: ImportOptions | None = None,
 ) -> OpenedModel:
     """Returns a model by its path or its name on the Hub, see `locate` and `read_model`."""
     path = locate(name, revision)
     format_name = format_name or find_format(path)
-    return OpenedModel(read_model(path, format_name, given), origin_of(name, path, format_name))
+    return OpenedModel(
+        read_model(path, format_name, import_options), origin_of(name, path, format_name)
+    )
 
 
 def read_model(
-    path: pathlib.Path, format_name: str | None = None, given: ImportOptions | None = None
+    path: pathlib.Path, format_name: str | None = None, import_options: ImportOptions | None = None
 ) -> ForeignModel:
     """Returns the model in a folder or file.
 
     Args:
         path: of the model.
         format_name: one of `FORMATS`; None means the one that `find_format` returns.
-        given: what the files do not tell.
+        import_options: facts that the files do not state.
 
     Raises:
         InputError: it cannot be read, or is not a Transformer that this package supports.
     """
     format_name = format_name or find_format(path)
     check_choice("format", format_name, tuple(FORMATS))
-    model = FORMATS[format_name].read(path, given or ImportOptions())
+    model = FORMATS[format_name].read(path, import_options or ImportOptions())
     if kind_of(model.vocabularies[0]) == "word":
         return dataclasses.replace(model, notes=[*model.notes, _TOKENIZED])
     return model

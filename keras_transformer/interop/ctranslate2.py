@@ -237,7 +237,7 @@ def is_ctranslate2(folder: pathlib.Path) -> bool:
     return (folder / "model.bin").is_file()
 
 
-def read_ctranslate2(folder: pathlib.Path, given: ImportOptions) -> ForeignModel:
+def read_ctranslate2(folder: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
     """Returns the model in a folder, its weights in float32.
 
     The folder has model.bin (options and weights), config.json (names of the special tokens),
@@ -252,10 +252,10 @@ def read_ctranslate2(folder: pathlib.Path, given: ImportOptions) -> ForeignModel
     options = _options(tensors, config)
     sides = _symbols(folder, config, bool(_option(tensors, "decoder/start_from_zero_embedding", 0)))
     target = tensors.get("decoder/embeddings/weight", (None, None))
-    positions, position_tables = _read_positions(tensors, target.shape[1], given)
+    positions, position_tables = _read_positions(tensors, target.shape[1], import_options)
     tensors.ignore(*_IGNORED)
     beside = (folder / "source.model", folder / "target.model")
-    spms = given.spms or (beside if all(path.is_file() for path in beside) else ())
+    spms = import_options.spms or (beside if all(path.is_file() for path in beside) else ())
     return ForeignModel(
         options=options | positions,
         tensors=tensors,
@@ -343,7 +343,7 @@ def _option(tensors: Tensors, name: str, default: float) -> float:
 
 
 def _embedding_scale(tensors: Tensors, name: str, model_dim: int) -> float:
-    """Returns what embeddings are multiplied by: integers are a flag, other numbers the factor."""
+    """Returns the factor of embeddings: an integer is a flag, another number the factor itself."""
     value = _option(tensors, name, 1)
     if name in tensors and not tensors.is_integer(name):
         return value
@@ -402,11 +402,11 @@ def _options(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_positions(
-    tensors: Tensors, model_dim: int, given: ImportOptions
+    tensors: Tensors, model_dim: int, import_options: ImportOptions
 ) -> tuple[dict[str, Any], list[Array]]:
     """Returns fields of `TransformerConfig`, and the tables if the positions are learned."""
     names = [f"{side}/position_encodings/encodings" for side in ("encoder", "decoder")]
-    if given.positions == "marian":
+    if import_options.positions == "marian":
         tensors.ignore(*names)
         return {"positions": "concatenated", "first_position": 0}, []
     if not all(name in tensors for name in names):

@@ -79,7 +79,7 @@ def is_fairseq(path: pathlib.Path) -> bool:
     return any(folder.glob("dict.*.txt")) and bool(_checkpoints(path))
 
 
-def read_fairseq(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
+def read_fairseq(path: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
     """Returns the model in a folder, of its best checkpoint, or in a file."""
     checkpoints = _checkpoints(path)
     if len(checkpoints) != 1:
@@ -102,7 +102,7 @@ def read_fairseq(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
         for side in ("encoder", "decoder")
         if args.get(f"{side}_learned_pos", bool, False)
     ]
-    source, target = _symbols(file, args, given)
+    source, target = _symbols(file, args, import_options)
     return ForeignModel(
         options=options,
         tensors=tensors,
@@ -113,7 +113,9 @@ def read_fairseq(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
         position_tables=positions,
         source=source,
         target=target,
-        vocabularies=make_vocabularies((source, target), given.spms, f"the dictionaries of {file}"),
+        vocabularies=make_vocabularies(
+            (source, target), import_options.spms, f"the dictionaries of {file}"
+        ),
         # The defaults of fairseq-generate.
         search={
             "beam_size": 5,
@@ -140,17 +142,19 @@ def _checkpoints(path: pathlib.Path) -> list[pathlib.Path]:
 
 def _training_options(state: Any, file: pathlib.Path) -> Options:
     """Returns the options that the model was trained with."""
-    found = None
+    options = None
     if isinstance(state, dict):
-        found, config = state.get("args"), state.get("cfg")
-        if not found and isinstance(config, dict) and isinstance(config.get("model"), dict):
+        options, config = state.get("args"), state.get("cfg")
+        if not options and isinstance(config, dict) and isinstance(config.get("model"), dict):
             # The task knows the languages where the model's own options leave them out.
             model, task = config["model"], config.get("task")
-            others = task if isinstance(task, dict) else {}
-            found = model | {name: each for name, each in others.items() if model.get(name) is None}
-    if not isinstance(found, dict):
+            task_options = task if isinstance(task, dict) else {}
+            options = model | {
+                name: value for name, value in task_options.items() if model.get(name) is None
+            }
+    if not isinstance(options, dict):
         raise InputError(f"{file} is not a checkpoint of fairseq: it has no options")
-    return Options(found, str(file), "fairseq")
+    return Options(options, str(file), "fairseq")
 
 
 def _config_fields(args: Options) -> dict[str, Any]:
@@ -181,7 +185,7 @@ def _config_fields(args: Options) -> dict[str, Any]:
             f"learned_pos {learned[0]} and {learned[1]}": learned[0] != learned[1],
         }
         | {name: args.is_set(name) for name in unsupported}
-        | {"langtoks": any(each not in (None, (None, None)) for each in langtoks.values())}
+        | {"langtoks": any(pair not in (None, (None, None)) for pair in langtoks.values())}
     )
     return {
         "num_layers": layers[0],
@@ -209,18 +213,20 @@ def _projection(tensors: Tensors, args: Options, target_table: Array) -> Array:
     return tensors.get(name, target_table.shape)
 
 
-def _symbols(file: pathlib.Path, args: Options, given: ImportOptions) -> tuple[Symbols, Symbols]:
-    paths = given.vocabularies
+def _symbols(
+    file: pathlib.Path, args: Options, import_options: ImportOptions
+) -> tuple[Symbols, Symbols]:
+    paths = import_options.vocabularies
     if not paths:
         languages = [args.get(f"{side}_lang", str, "") for side in ("source", "target")]
-        found = sorted(file.parent.glob("dict.*.txt"))
-        if not all(languages) and len(found) != 1:
+        dictionaries = sorted(file.parent.glob("dict.*.txt"))
+        if not all(languages) and len(dictionaries) != 1:
             raise InputError(
                 f"{file} does not name its languages; name the dictionaries with "
                 "--source_vocabulary and --target_vocabulary of keras-transformer import_model"
             )
         named = [file.parent / f"dict.{language}.txt" for language in languages]
-        paths = tuple(named if all(languages) else found * 2)
+        paths = tuple(named if all(languages) else dictionaries * 2)
     source, target = map(_read_dictionary, paths)
     return source, target
 

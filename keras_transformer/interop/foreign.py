@@ -35,7 +35,7 @@ _ROWS_AT_ONCE = 8_192
 
 
 class ImportOptions(NamedTuple):
-    """What the user tells about a model besides its path.
+    """Facts about a model that its files do not state.
 
     Attributes:
         vocabularies: of source and target, where they are not beside the model; else empty.
@@ -297,9 +297,9 @@ def _our_rows(
     """Returns rows of a matrix or bias in our order, with a constant where there is none."""
     check_rows(len(table), symbols)
     order = symbols.order[rows]
-    found = table[[0 if id_ is None else id_ for id_ in order]].astype(np.float32, copy=False)
-    found[[id_ is None for id_ in order]] = missing
-    return found
+    ours = table[[0 if id_ is None else id_ for id_ in order]].astype(np.float32, copy=False)
+    ours[[id_ is None for id_ in order]] = missing
+    return ours
 
 
 # What exports have in common.
@@ -324,10 +324,10 @@ def check_exportable(
     if isinstance(model, Transformer):
         layers = model._flatten_layers()
         is_quantized = any(getattr(layer, "quantization_mode", None) for layer in layers)
-        found = {**obstacles(model.config), "quantized layers": is_quantized}
+        reasons = {**obstacles(model.config), "quantized layers": is_quantized}
     else:
-        found = {f"a model of class {type(model).__name__}": True}
-    if names := [name for name, is_there in found.items() if is_there]:
+        reasons = {f"a model of class {type(model).__name__}": True}
+    if names := [name for name, is_there in reasons.items() if is_there]:
         raise InputError(f"{toolkit} does not support {', '.join(names)}; {advice}")
     sizes = (model.config.vocabulary_size, model.config.target_size)
     for side, size, vocabulary in zip(("source", "target"), sizes, vocabularies, strict=True):

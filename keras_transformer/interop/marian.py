@@ -84,9 +84,9 @@ def is_marian(path: pathlib.Path) -> bool:
     return path.suffix == ".npz" or path.name.endswith("decoder.yml")
 
 
-def read_marian(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
+def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
     """Returns the model in a folder, or in an .npz file."""
-    path, decoder, vocabularies = _files(path, given)
+    path, decoder, vocabularies = _files(path, import_options)
     arrays = _read_npz(path)
     text = arrays.pop(_OPTIONS).tobytes().decode("utf-8", "replace")
     options = _read_yaml(text, f"{_OPTIONS} of {path}")
@@ -128,7 +128,7 @@ def read_marian(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
         source=source,
         target=target,
         vocabularies=make_vocabularies(
-            (source, target), given.spms or _find_spms(vocabularies), str(vocabularies[0])
+            (source, target), import_options.spms or _find_spms(vocabularies), str(vocabularies[0])
         ),
         search=search,
         notes=source_notes + target_notes + search_notes,
@@ -227,7 +227,7 @@ _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 
 def _files(
-    path: pathlib.Path, given: ImportOptions
+    path: pathlib.Path, import_options: ImportOptions
 ) -> tuple[pathlib.Path, Mapping[str, Any], tuple[pathlib.Path, ...]]:
     """Returns the .npz file, the options of decoder.yml, and both vocabularies."""
     folder = path if path.is_dir() else path.parent
@@ -248,7 +248,7 @@ def _files(
             f"{path} has {len(models)} models; name one .npz file (several runs translate together "
             "with --run_dir=one,other)"
         )
-    vocabularies = given.vocabularies or tuple(named["vocabs"])
+    vocabularies = import_options.vocabularies or tuple(named["vocabs"])
     if len(vocabularies) != 2:
         raise InputError(
             f"no decoder.yml beside {models[0]} names the vocabularies of source and target; name "

@@ -71,7 +71,7 @@ def is_eole(folder: pathlib.Path) -> bool:
     return (folder / _EOLE_WEIGHTS).is_file()
 
 
-def read_opennmt_py(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
+def read_opennmt_py(path: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
     """Returns the model in a file, or in the only one of a folder."""
     files = sorted(path.glob("*.pt")) if path.is_dir() else [path]
     if len(files) != 1:
@@ -99,10 +99,10 @@ def read_opennmt_py(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
     ]
     output = "generator.0" if "generator.0.weight" in tensors else "generator"
     symbols = _symbols(vocab, str(file), "opennmt_py")
-    return _model(options, tensors, layout, tables, f"{output}.weight", symbols, given)
+    return _model(options, tensors, layout, tables, f"{output}.weight", symbols, import_options)
 
 
-def read_eole(folder: pathlib.Path, given: ImportOptions) -> ForeignModel:
+def read_eole(folder: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
     """Returns the model in a folder."""
     config = read_json(folder / "config.json")
     options = eole_fields(config, str(folder / "config.json"))
@@ -119,7 +119,9 @@ def read_eole(folder: pathlib.Path, given: ImportOptions) -> ForeignModel:
         output = tables[1]
     path = folder / "vocab.json"
     symbols = _symbols(read_json(path), str(path), "eole")
-    return _model(options, tensors, Layout(names=_EOLE_NAMES), tables, output, symbols, given)
+    return _model(
+        options, tensors, Layout(names=_EOLE_NAMES), tables, output, symbols, import_options
+    )
 
 
 def _model(
@@ -129,7 +131,7 @@ def _model(
     tables: list[str],
     output: str,
     symbols: tuple[Symbols, Symbols],
-    given: ImportOptions,
+    import_options: ImportOptions,
 ) -> ForeignModel:
     """Returns the model of either toolkit; `tables` and `output` name [V, D] tensors."""
     target_table = tensors.get(tables[1], (None, None))
@@ -146,7 +148,7 @@ def _model(
         ),
         source=symbols[0],
         target=symbols[1],
-        vocabularies=make_vocabularies(symbols, given.spms, tensors.where),
+        vocabularies=make_vocabularies(symbols, import_options.spms, tensors.where),
         search=_SEARCH,
     )
 

@@ -43,15 +43,15 @@ def is_opennmt_tf(path: pathlib.Path) -> bool:
     return any(path.glob("ckpt-*.index")) if path.is_dir() else path.suffix == ".index"
 
 
-def read_opennmt_tf(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
+def read_opennmt_tf(path: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
     """Returns the model of a checkpoint, or of the newest one in a folder."""
-    if given.num_heads is None:
+    if import_options.num_heads is None:
         raise InputError(
             "a checkpoint of OpenNMT-tf does not state how many attention heads the model has; "
             "give --num_heads of keras-transformer import_model (8 for Transformer and "
             "TransformerBase, 16 for TransformerBig)"
         )
-    if not given.vocabularies:
+    if not import_options.vocabularies:
         raise InputError(
             f"no file beside {path} names the vocabularies; give --source_vocabulary and "
             "--target_vocabulary of keras-transformer import_model"
@@ -65,7 +65,9 @@ def read_opennmt_tf(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
     source_table = tensors.get(features if features in tensors else labels, (None, None))
     source, target = (
         _read_vocabulary(file, len(table))
-        for file, table in zip(given.vocabularies, (source_table, target_table), strict=True)
+        for file, table in zip(
+            import_options.vocabularies, (source_table, target_table), strict=True
+        )
     )
     output = "model/decoder/output_layer/"
     kernel = tensors.find(f"{output}kernel", target_table.shape[::-1])  # [D, V]
@@ -75,7 +77,7 @@ def read_opennmt_tf(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
         options={
             "num_layers": tensors.count("model/encoder/layers/{}/ffn/layer/inner/kernel"),
             "decoder_layers": tensors.count("model/decoder/layers/{}/ffn/layer/inner/kernel"),
-            "num_heads": given.num_heads,
+            "num_heads": import_options.num_heads,
             "norm_position": "pre" if is_pre else "post",
             "norm_epsilon": 1e-3,
             "positions": "concatenated",
@@ -96,7 +98,7 @@ def read_opennmt_tf(path: pathlib.Path, given: ImportOptions) -> ForeignModel:
         output_bias=tensors.find(f"{output}bias", (len(target_table),)),
         source=source,
         target=target,
-        vocabularies=make_vocabularies((source, target), given.spms, str(path)),
+        vocabularies=make_vocabularies((source, target), import_options.spms, str(path)),
         search={
             "length_penalty": 0.0,
             "beam_size": 4,

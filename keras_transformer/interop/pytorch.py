@@ -65,7 +65,8 @@ def read_pytorch(path: pathlib.Path) -> Any:
 
 def state_tensors(state: Any, path: pathlib.Path) -> Tensors:
     """Returns the tensors among the entries of a dictionary; `InputError` if there are none."""
-    if not isinstance(state, dict) or not any(isinstance(each, Tensor) for each in state.values()):
+    values = state.values() if isinstance(state, dict) else ()
+    if not any(isinstance(value, Tensor) for value in values):
         raise InputError(f"{path} holds no tensors by name; give the weights of a model")
 
     def read(tensor: Tensor) -> Array:
@@ -196,7 +197,7 @@ class _PickleMachine:
                 push(_Class(argument.replace(" ", ".")))
             case "STACK_GLOBAL":
                 names = self._pop(2)
-                _require(all(type(each) is str and len(each) < 1000 for each in names), "a name")
+                _require(all(type(name) is str and len(name) < 1000 for name in names), "a name")
                 push(_Class(".".join(names)))
             case "REDUCE" | "NEWOBJ":
                 push(self._object(*self._pop(2)))
@@ -233,7 +234,7 @@ class _PickleMachine:
                 self._count_copies(len(pairs))
                 _require(all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs),
                          "an OrderedDict is not made of pairs")  # fmt: skip
-                return _entries([each for pair in pairs for each in pair])
+                return _entries([part for pair in pairs for part in pair])
             case (
                 _Class("torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2"),
                 (_Storage() as storage, int(offset), tuple(shape), tuple(strides), *_),

@@ -78,7 +78,7 @@ class Tensors:
             if array.ndim != len(shape):
                 array = array.reshape([size for size in array.shape if size != 1] or [1])
             if array.ndim != len(shape) or any(
-                size not in (None, found) for size, found in zip(shape, array.shape, strict=True)
+                size not in (None, stored) for size, stored in zip(shape, array.shape, strict=True)
             ):
                 expected = " x ".join("any" if size is None else str(size) for size in shape)
                 raise InputError(
@@ -102,7 +102,7 @@ class Tensors:
             return np.array_split(_as_stored(whole), len(parts))[index]
 
         whole = self._arrays[name]
-        others = {each: array for each, array in self._arrays.items() if each != name}
+        others = {other: array for other, array in self._arrays.items() if other != name}
         self._arrays = others | {
             part: functools.partial(read, index) for index, part in enumerate(parts)
         }

@@ -111,10 +111,10 @@ def is_transformers(folder: pathlib.Path) -> bool:
     return any((folder / name).is_file() for name in weights)
 
 
-def read_transformers(folder: pathlib.Path, given: ImportOptions) -> ForeignModel:
+def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
     """Returns the model in a folder."""
     config = read_config(folder / "config.json")
-    options = _options(config, given.positions)
+    options = _options(config, import_options.positions)
     path, generation = folder / "model.safetensors", folder / "generation_config.json"
     if (folder / "pytorch_model.bin").exists() and not path.exists():
         path = folder / "pytorch_model.bin"
@@ -139,7 +139,7 @@ def read_transformers(folder: pathlib.Path, given: ImportOptions) -> ForeignMode
         for symbols, table in zip(sides, (source_table, target_table), strict=True)
     )
     check_rows(len(target_table), target)
-    spms = given.spms or (folder / "source.spm", folder / "target.spm")
+    spms = import_options.spms or (folder / "source.spm", folder / "target.spm")
     vocabularies = make_vocabularies((source, target), spms, str(folder))
     names = set(values if generation.exists() else _OTHER_GENERATION_OPTIONS)
     search, search_notes = _search(generation_options, names, target, vocabularies[1])
@@ -254,11 +254,11 @@ def _output_bias(
 def _symbols(folder: pathlib.Path, config: Options, generation: Options) -> tuple[Symbols, Symbols]:
     def read(path: pathlib.Path) -> Symbols:
         tokens = ids_to_tokens(read_json(path), str(path))
-        found = Symbols.find(tokens, str(path), unk="<unk>", eos="</s>", pad="<pad>")
+        symbols = Symbols.find(tokens, str(path), unk="<unk>", eos="</s>", pad="<pad>")
         # Its row is zero in a model that Marian trained, and not in one that was trained further.
-        start = config.get("decoder_start_token_id", int, found.pad or 0)
+        start = config.get("decoder_start_token_id", int, symbols.pad or 0)
         start = generation.get("decoder_start_token_id", int, start)
-        return dataclasses.replace(found, start=start)
+        return dataclasses.replace(symbols, start=start)
 
     source = read(folder / "vocab.json")
     if config.get("share_encoder_decoder_embeddings", bool, True):
@@ -455,7 +455,7 @@ def export_transformers(
 def _obstacles(
     source: Vocabulary, target: Vocabulary, config: TransformerConfig
 ) -> dict[str, bool]:
-    """Returns what keeps models from being a MarianMTModel, with whether it is there."""
+    """Maps each feature that MarianMT lacks to whether this model uses it."""
     head_dim = config.model_dim / config.num_heads
     sides = {"source": _tokens(source), "target": _tokens(target)}
     repeated = [side for side, tokens in sides.items() if len(set(tokens)) < len(tokens)]

@@ -117,6 +117,7 @@ def sentencepiece_vocabulary(
             pieces.append((WORD_START + token, 0.0, USER_DEFINED))
         elif len(token) == 1:
             pieces.append((token, rounded(lowest + _SINGLE_CHARACTER), NORMAL))
+            model.single_characters += token
         elif side == "source":
             pieces.append((token, 0.0, CONTROL))
         else:

@@ -114,8 +114,8 @@ def learn_vocabulary(
         raise InputError(
             f"character_coverage must be from {LEAST_COVERAGE} to 1, got {character_coverage}"
         )
-    own = [*(WORD_START + symbol for symbol in symbols), *tokens]
-    for token, count in collections.Counter(own).items():
+    added = [*(WORD_START + symbol for symbol in symbols), *tokens]
+    for token, count in collections.Counter(added).items():
         if count > 1 or token in RESERVED_TOKENS:
             raise InputError(
                 f"{token!r} is {'given twice' if count > 1 else 'a reserved token'}; remove it"
@@ -142,7 +142,7 @@ def learn_vocabulary(
                 eos_id=EOS_ID,
                 # A word's token includes the space before it, an unknown character's does not.
                 unk_surface=" ⁇" if kind == "word" else "⁇",
-                user_defined_symbols=own,
+                user_defined_symbols=added,
                 max_sentence_length=_MAX_LINE_CHARACTERS * _MAX_BYTES_A_CHARACTER,
                 num_threads=_NUM_TRAINER_THREADS,
                 minloglevel=_ONLY_ERRORS,
@@ -280,7 +280,7 @@ _TOKEN_SCORE = 100.0
 
 
 def kind_of(vocabulary: Vocabulary) -> VocabularyKind:
-    """Returns what the tokens of a vocabulary are, an imported one too."""
+    """Returns the kind of a vocabulary, an imported one too."""
     model = model_message().FromString(vocabulary.model_bytes)
     return _KINDS[model.trainer_spec.model_type]
 
@@ -322,8 +322,8 @@ def extend_vocabulary(
     new: list[tuple[str, float, int]] = []
     for piece in _normal_pieces(learned):
         if piece.piece in surplus and piece.piece not in names:
-            kept = surplus[piece.piece]  # text is cut as before
-            new.append((kept.piece, kept.score, kept.type))
+            old = surplus[piece.piece]  # text is segmented as before
+            new.append((old.piece, old.score, old.type))
         elif piece.piece not in known and piece.piece not in names:
             # Merges have the order of their scores. Of unigram pieces the lowest score decides
             # what an unknown character costs, which must stay as it was.
@@ -331,8 +331,8 @@ def extend_vocabulary(
             new.append((piece.piece, score, NORMAL))
     # Text of unigram pieces, and of words, is not always cut at pieces of the type for this.
     has_type = kind in ("bpe", "char")
-    of_tokens = (0.0, USER_DEFINED) if has_type else (_TOKEN_SCORE, NORMAL)
-    new += [(name, *of_tokens) for name in names]
+    type_and_score = (0.0, USER_DEFINED) if has_type else (_TOKEN_SCORE, NORMAL)
+    new += [(name, *type_and_score) for name in names]
     for name, score, type_ in new:
         surplus.pop(name, None)
         model.pieces.add(piece=name, score=score, type=type_)

@@ -75,8 +75,12 @@ class Tokenizer(tf.Module):
         ids, starts, ends = self._sentencepiece().tokenize_with_offsets(flat)
         whole = tf.repeat(flat, starts.row_lengths())
         parts = tf.strings.substr(whole, starts.flat_values, ends.flat_values - starts.flat_values)
-        parts = tf.strings.regex_replace(parts, _UNKNOWN_CODE, "⁇")
-        columns = self._known(ids), ids.with_flat_values(parts)
+        if self.vocabulary.language_codes:
+            parts = tf.strings.regex_replace(parts, _UNKNOWN_CODE, "⁇")
+        surfaces = ids.with_flat_values(parts)
+        if self.vocabulary.run_ids:
+            ids, surfaces = self._with_runs_joined(ids, surfaces)
+        columns = self._known(ids), surfaces
         if words is None:
             return columns
         ids, surfaces = (words.with_flat_values(each).merge_dims(1, 2) for each in columns)
@@ -93,7 +97,7 @@ class Tokenizer(tf.Module):
         return self._visible(tf.strings.substr(text, 0, limit, unit="UTF8_CHAR"))
 
     def _visible(self, text: tf.Tensor) -> tf.Tensor:
-        """Returns what is read of text [B]: without invisible characters, a code apart.
+        """Returns text [B] without invisible characters and with its language code apart.
 
         A graph shares its batch between requests, so an unknown code is no error as it is in
         `Vocabulary.encode`, but an unknown token.
@@ -125,7 +129,33 @@ class Tokenizer(tf.Module):
             tokens = words.with_flat_values(ids).merge_dims(1, 2)
         else:
             tokens = self._sentencepiece().tokenize(text)
+        if self.vocabulary.run_ids:
+            tokens, _ = self._with_runs_joined(tokens)
         return self._known(tokens)
+
+    def _with_runs_joined(
+        self, tokens: tf.RaggedTensor, surfaces: tf.RaggedTensor | None = None
+    ) -> tuple[tf.RaggedTensor, tf.RaggedTensor | None]:
+        """Returns ids with one unknown token for each run of `Vocabulary.run_ids`, and its text."""
+        ids, rows = tokens.flat_values, tokens.value_rowids()
+        is_run = tf.reduce_any(ids[:, None] == tf.constant(self.vocabulary.run_ids), axis=1)
+        continues = tf.concat(
+            [[False], is_run[1:] & is_run[:-1] & (rows[1:] == rows[:-1])], axis=0
+        )[: tf.size(ids)]
+        is_long = tf.concat([continues[1:], [False]], axis=0)[: tf.size(ids)]
+        ids = tf.where(is_run & is_long, UNK_ID, ids)
+
+        def first_of_runs(values: tf.Tensor) -> tf.RaggedTensor:
+            starts = tokens.with_flat_values(~continues)
+            return tf.ragged.boolean_mask(tokens.with_flat_values(values), starts)
+
+        if surfaces is None:
+            return first_of_runs(ids), None
+        places = tf.cumsum(tf.cast(~continues, tf.int32)) - 1
+        count = tf.reduce_sum(tf.cast(~continues, tf.int32))
+        joined = tf.strings.unsorted_segment_join(surfaces.flat_values, places, count)
+        ids = first_of_runs(ids)
+        return ids, ids.with_flat_values(joined)
 
     def _known(self, tokens: tf.RaggedTensor) -> tf.RaggedTensor:
         """Returns ids with the unknown token for pieces that are not in the vocabulary."""

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import sentencepiece
@@ -215,7 +215,7 @@ class Vocabulary:
             for sentence in sentences:
                 check_unicode("text", sentence)
             raise
-        return [self.known(row[:max_tokens]) for row in ids]
+        return [self.known(row)[:max_tokens] for row in ids]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.
@@ -261,8 +261,8 @@ class Vocabulary:
             for parts in (set(text), text.split(" ")):
                 # Between digits, which compose with nothing, since spaces at an end are trimmed.
                 pairs = {(part, self.normalize(f"1{part}1")[1:-1]) for part in parts}
-                if found := [pair for pair in pairs if _squeezed(pair[0]) != _squeezed(pair[1])]:
-                    changes.update(sorted(found))
+                if changed := [pair for pair in pairs if _squeezed(pair[0]) != _squeezed(pair[1])]:
+                    changes.update(sorted(changed))
                     break
         return num_changed, [pair for pair, _ in changes.most_common(3)]
 
@@ -274,14 +274,36 @@ class Vocabulary:
             return ids
         words = [text.split(" ") for text in texts]
         flat = list(itertools.chain(*words))
-        found = iter(self._processor.encode(flat, out_type=int, num_threads=num_threads))
-        return [list(itertools.chain(*itertools.islice(found, len(row)))) for row in words]
+        rows = iter(self._processor.encode(flat, out_type=int, num_threads=num_threads))
+        return [list(itertools.chain(*itertools.islice(rows, len(row)))) for row in words]
 
     def known(self, ids: list[int]) -> list[int]:
-        """Returns ids of SentencePiece with the unknown token for ids of V and more."""
+        """Returns ids of SentencePiece with the unknown token for ids of V and more.
+
+        A run of `run_ids` becomes one unknown token.
+        """
+        if self.run_ids:
+            runs = ((is_run, [*run]) for is_run, run in itertools.groupby(ids, self._is_in_run))
+            parts = [[UNK_ID] if is_run and len(run) > 1 else run for is_run, run in runs]
+            ids = [*itertools.chain.from_iterable(parts)]
         if not self.has_more_pieces:
             return ids
         return [id_ if id_ < self.size else UNK_ID for id_ in ids]
+
+    @functools.cached_property
+    def run_ids(self) -> tuple[int, ...]:
+        """The unknown token and single characters, of which a run is one unknown token.
+
+        Only vocabularies have them whose SentencePiece model lacks characters that are tokens, as
+        those of MarianTokenizer: it looks up the run as a whole. Empty for others.
+        """
+        model = model_message().FromString(self.model_bytes)
+        ids = map(self._processor.piece_to_id, model.single_characters)
+        return (UNK_ID, *ids) if model.single_characters else ()
+
+    @functools.cached_property
+    def _is_in_run(self) -> Callable[[int], bool]:
+        return frozenset(self.run_ids).__contains__
 
     def _content(self, row: Sequence[int]) -> list[int]:
         content = []
@@ -441,6 +463,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
         # Ours, where SentencePiece leaves room for extensions: see `Vocabulary`.
         "num_tokens": (200, "int32"),
         "cuts_words_apart": (201, "bool"),
+        "single_characters": (202, "string"),  # see `Vocabulary.run_ids`
     },
 }
 
