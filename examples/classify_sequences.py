@@ -24,7 +24,7 @@ def make_data(num_rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def make_model() -> keras.Model:
     ids = keras.Input((None,), dtype="int32")
-    is_token = keras.layers.Lambda(lambda x: x != PAD, output_shape=lambda shape: shape)(ids)
+    is_token = keras.ops.not_equal(ids, PAD)
     x = PositionalEncoding(DIM)(TokenEmbedding(VOCABULARY, DIM)(ids))
     encoder = Encoder(num_layers=2, num_heads=4, key_dim=8, value_dim=8, feed_forward_dim=64)
     x = encoder(x, mask=is_token)  # [B, S, DIM]

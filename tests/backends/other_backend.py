@@ -4,8 +4,9 @@
 
 FOLDER has batches.npz and what TensorFlow saved: NAME.keras of each model, and layers.keras. A
 program leaves its results in FOLDER/NAME.npz. "models" calls, steps and trains each model, runs
-example.py, the first example of docs/tutorials/keras.md, and calls and differentiates the layers;
-"distribution" trains with `keras.distribution` on eight virtual devices (JAX).
+example.py, the program of docs/tutorials/keras.md that saves copy.keras, and calls and
+differentiates the layers; "distribution" trains with `keras.distribution` on eight virtual devices
+(JAX).
 """
 
 import os

@@ -103,7 +103,12 @@ def test_serving(trained, run_page, server):
 @slow
 @pytest.mark.parametrize(
     ("page", "short"),
-    [("tutorials/keras", ""), ("guides/gpu", ""), ("tutorials/number_names", _ONE_LAYER_AND_SHORT)],
+    [
+        ("tutorials/keras", ""),
+        ("guides/own_model", ""),
+        ("guides/gpu", ""),
+        ("tutorials/number_names", _ONE_LAYER_AND_SHORT),
+    ],
 )
 def test_pages_that_begin_with_nothing(run_page, tmp_path, page, short):
     run_page(f"docs/{page}.md", tmp_path, short)

@@ -7,6 +7,7 @@ import re
 import runpy
 import sys
 
+import keras
 import pytest
 
 _EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -30,6 +31,12 @@ def run(monkeypatch, capsys):
 @pytest.mark.parametrize("name", ["copy_digits", "classify_sequences"])
 def test_models_learn_almost_everything(run, name):
     assert float(run(name).split()[-1]) >= 0.95
+
+
+def test_classifier_loads_in_safe_mode(tmp_path):
+    model = runpy.run_path(str(_EXAMPLES / "classify_sequences.py"))["make_model"]()
+    model.save(tmp_path / "classifier.keras")
+    assert keras.models.load_model(tmp_path / "classifier.keras").count_params() > 0
 
 
 def test_constraints_hold(run):
