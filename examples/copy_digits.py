@@ -7,15 +7,8 @@ Takes about 20 seconds on two cores.
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from keras_transformer import (
-    SmoothedCrossEntropy,
-    TokenAccuracy,
-    Transformer,
-    TransformerConfig,
-    beam_search,
-)
+from keras_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig
 
 BOS, EOS, FIRST = 2, 3, 4  # ids 0 and 1 are PAD and UNK; digits start at 4
 LENGTH = 6
@@ -42,13 +35,9 @@ def main() -> None:
     model.fit(inputs, labels, batch_size=50, epochs=3, verbose=2)
 
     inputs, labels = make_data(100, seed=2)
-    found = beam_search(
-        model.step,
-        model.encode(tf.constant(inputs["source"]), num_hypotheses=4),
-        bos_ids=tf.fill([100], BOS),
-        max_lengths=tf.fill([100], LENGTH + 4),
-    )
-    best = found.ids[:, 0, :LENGTH].numpy()  # [100, LENGTH]
+    best = (
+        model.generate(inputs["source"], max_length=LENGTH + 4).ids[:, 0, :LENGTH].numpy()
+    )  # [100, LENGTH]
     print(f"copied without an error: {np.all(best == labels, axis=1).mean():.2f}")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_transformer import Constraint, Transformer, TransformerConfig, beam_search
+from keras_transformer import Constraint, Transformer, TransformerConfig
 from keras_transformer.search import OpenHypotheses
 
 
@@ -46,17 +46,11 @@ class AtMost(Constraint):
 def main() -> None:
     keras.utils.set_random_seed(1)
     model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=12, num_layers=1))
-    source = tf.constant([[5, 6, 7, 3], [8, 9, 10, 3]])  # 3 is EOS
+    source = [[5, 6, 7, 3], [8, 9, 10, 3]]  # 3 is EOS
     limited = AtMost(tf.constant([0, 2]), even_ids=[4, 6, 8, 10])
     for constraints in ([], [NoTokenTwice()], [NoTokenTwice(), limited]):
-        found = beam_search(
-            model.step,
-            model.encode(source, num_hypotheses=4),
-            bos_ids=tf.constant([2, 2]),
-            max_lengths=tf.constant([6, 6]),
-            constraints=constraints,
-        )
-        print(found.ids[:, 0].numpy().tolist())
+        hypotheses = model.generate(source, max_length=6, constraints=constraints)
+        print(hypotheses.ids[:, 0].numpy().tolist())
 
 
 if __name__ == "__main__":
