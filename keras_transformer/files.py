@@ -353,9 +353,13 @@ def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
             start = file.peek(_LONGEST_START)
             if start.startswith(_ZSTD_MAGIC):
                 raise InputError(f"{path} is packed by zstd; unpack it with: zstd -d {path}")
-            found = [each for each in _PACKED if path.suffix == each[1] or re.match(each[2], start)]
-            if found:
-                kind, *_, unpack = found[0]
+            formats = [
+                (name, unpack)
+                for name, suffix, pattern, unpack in _PACKED
+                if path.suffix == suffix or re.match(pattern, start)
+            ]
+            if formats:
+                kind, unpack = formats[0]
                 # These files find the ends of lines in Python, a buffer around them does so in C.
                 with unpack(file) as unpacked:
                     yield io.BufferedReader(unpacked, _BUFFER_BYTES)

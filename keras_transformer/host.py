@@ -31,9 +31,9 @@ _KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
 _KEPT_PROGRAMS = 64  # of a few MB, for eight shapes of batches of the newest runs
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia")
-# A GPU's products by cuBLAS as its rules say. By default XLA tries many kernels for each product on
-# the card, which programs that are compiled side by side disturb; without these trials its own
-# kernels, of Triton, took 535 ms of an update of `base` on an H200, and all else 18 ms.
+# Matrix products on a GPU by cuBLAS, without autotuning: compiled programs side by side disturb its
+# measurements. Without it XLA's own kernels (Triton) took 535 ms of an update of `base` on an H200,
+# and everything else 18 ms.
 _XLA_OPTIONS = ("--xla_gpu_enable_triton_gemm=false", "--xla_gpu_autotune_level=0")
 _PACKAGES = ("tensorflow", "tensorflow-text", "keras", "sentencepiece", "sacrebleu")
 
@@ -227,21 +227,14 @@ def check_not_forked() -> None:
 def keep_freed_memory() -> bool:
     """Has malloc keep the memory of freed tensors for the next ones; call it before TensorFlow.
 
-    By default glibc returns large blocks to the system as soon as they are freed, and the system
-    clears every page when it hands them out again. A training step allocates all its activations
-    again: `tiny` with a vocabulary of 8,000 and 128 x 16 tokens takes 226,000 page faults a step,
-    and 1 with memory kept. Where page faults are expensive, as in many virtual machines, that
-    makes training 1.5 to 2 times as fast. Peak resident memory was 0.96 to 1.26 times what it was
-    without, and is held until the process ends.
-
-    Threads that share one heap wait for each other: side by side on two cores XLA compiled six
-    programs in 65 s and not in 37 s, and on 16 cores beside a GPU eight of them not in 170 s. Where
-    a GPU holds the tensors nothing is changed.
+    By default glibc returns large blocks to the system when they are freed, and the system clears
+    every page when it hands them out again. Memory is then held until the process ends. See
+    docs/guides/training.md for gain and cost.
 
     Returns:
-        Whether memory is kept. False, and nothing is changed, where a GPU may be used, without
-        glibc, if another malloc is preloaded, or if the environment sets MALLOC_* or
-        GLIBC_TUNABLES' glibc.malloc.
+        Whether memory is kept. False, and nothing is changed, where a GPU may be used (XLA's
+        threads would wait for one heap), without glibc, if another malloc is preloaded, or if the
+        environment sets MALLOC_* or GLIBC_TUNABLES' glibc.malloc.
     """
     tunables, preloaded = (os.environ.get(name, "") for name in ("GLIBC_TUNABLES", "LD_PRELOAD"))
     is_set = any(name.startswith("MALLOC_") for name in os.environ)

@@ -204,8 +204,10 @@ def flag_values(module: str, without: Collection[str]) -> dict[str, Any]:
         module: of the command.
         without: flags to leave out.
     """
-    own = [each for each in flags.FLAGS.get_key_flags_for_module(module) if each.value is not None]
-    return {f"--{each.name}": each.value for each in own if each.name not in without}
+    present = [
+        flag for flag in flags.FLAGS.get_key_flags_for_module(module) if flag.value is not None
+    ]
+    return {f"--{flag.name}": flag.value for flag in present if flag.name not in without}
 
 
 def define_standard_flags(program: str, module: str, description: str) -> None:
@@ -242,12 +244,12 @@ class _ActionFlag(flags.BooleanFlag):
 
 def _flags_help(module: str) -> str:
     """Returns the help of a module's flags, those of configurations under their headings."""
-    own = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(module)]
+    key_flags = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(module)]
     grouped = {name for names in _groups.values() for name in names}
-    sections = {"Flags": [name for name in own if name not in grouped], **_groups}
+    sections = {"Flags": [name for name in key_flags if name not in grouped], **_groups}
     blocks = []
     for heading, names in sections.items():
-        if shown := [_flag_help(flags.FLAGS[name]) for name in names if name in own]:
+        if shown := [_flag_help(flags.FLAGS[name]) for name in names if name in key_flags]:
             blocks.append("\n".join([f"{heading}:", *shown]))
     return "\n\n".join(blocks)
 

@@ -113,26 +113,26 @@ def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirector
     """
     from keras_transformer.training import RunDirectory
 
-    found = []
+    pairs = []
     for path in run_dirs.split(","):
         run = RunDirectory(path)
         run.configs()  # raises where there is no run
-        found += [(run, run.checkpoints().find(name)) for name in checkpoints.split(",")]
-    return found
+        pairs += [(run, run.checkpoints().find(name)) for name in checkpoints.split(",")]
+    return pairs
 
 
-def load_translator(found: "Sequence[tuple[RunDirectory, str]]") -> "tuple[Any, Any, Any]":
+def load_translator(checkpoints: "Sequence[tuple[RunDirectory, str]]") -> "tuple[Any, Any, Any]":
     """Returns a model and its vocabularies: an ensemble of several checkpoints.
 
     Args:
-        found: by `find_checkpoints`.
+        checkpoints: by `find_checkpoints`.
 
     Raises:
         InputError: a checkpoint is damaged, or the runs' vocabularies differ.
     """
     from keras_transformer.models import Ensemble
 
-    runs = [run for run, _ in found]
+    runs = [run for run, _ in checkpoints]
     source, target = runs[0].vocabularies()
     for run in runs[1:]:
         if [each.fingerprint for each in run.vocabularies()] != [
@@ -143,7 +143,7 @@ def load_translator(found: "Sequence[tuple[RunDirectory, str]]") -> "tuple[Any, 
                 f"the vocabularies of {run.path} and {runs[0].path} differ; an ensemble needs runs "
                 "that were trained with the same --vocabulary"
             )
-    models = [run.load_model(name) for run, name in found]
+    models = [run.load_model(name) for run, name in checkpoints]
     return (models[0] if len(models) == 1 else Ensemble(models)), source, target
 
 

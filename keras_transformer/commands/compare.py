@@ -40,15 +40,15 @@ def main(arguments: list[str]) -> None:
     if len(set(arguments)) < 2 or len(set(arguments)) < len(arguments):
         raise InputError("name two or more different runs, for example: compare runs/a runs/b")
     _TEST_SET.check()
-    given = command_flags.given_flags(SearchConfig)
-    check_options(given)  # reports a wrong value before loading
+    search_options = command_flags.given_flags(SearchConfig)
+    check_options(search_options)  # reports a wrong value before loading
     common.load_tensorflow(one_dnn=False)
     runs = _find_runs(arguments)
     task = _task(runs)
     text = _TEST_SET.read(task) or _shared_test_set(runs, task)
     records, outputs = {}, {}
     for name, (run, checkpoint) in runs.items():
-        records[name], outputs[name] = _translate(run, checkpoint, task, text, given)
+        records[name], outputs[name] = _translate(run, checkpoint, task, text, search_options)
     for name, scores in task.compare(outputs, text.target, text.source).items():
         records[name] |= scores
     if _JSON.value:
@@ -111,13 +111,13 @@ def _shared_test_set(runs: "Runs", task: Task) -> "ParallelText":
 
 
 def _translate(
-    run: "RunDirectory", checkpoint: str, task: Task, text: "ParallelText", given: _Record
+    run: "RunDirectory", checkpoint: str, task: Task, text: "ParallelText", search_options: _Record
 ) -> tuple[_Record, list[str]]:
-    """Returns what made a run's outputs, and the outputs."""
+    """Returns the settings and costs of a run, and its outputs."""
     from keras_transformer.inference import Translator
     from keras_transformer.training.metrics import training_cost
 
-    search = run.configs()._replace(task=task).search_config(given)
+    search = run.configs()._replace(task=task).search_config(search_options)
     model, source, target = common.load_translator([(run, checkpoint)])
     translator = Translator(model, source, target, search, task=task)
     results = _TEST_SET.translate(translator, text.source)

@@ -67,11 +67,11 @@ def main(arguments: list[str]) -> None:
     if _ANSWERS.value:
         evaluated = _read_answers(_ANSWERS.value)
     else:
-        given = command_flags.given_flags(SearchConfig)
-        check_options(given)  # reports a wrong value before loading
+        search_options = command_flags.given_flags(SearchConfig)
+        check_options(search_options)  # reports a wrong value before loading
         common.load_tensorflow(one_dnn=False)
         with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
-            evaluated = _answer(run_dirs, given)
+            evaluated = _answer(run_dirs, search_options)
     task, text, n_best, made_by = evaluated
     outputs = [best for best, *_ in n_best]
     if _OUTPUT.value is not None:
@@ -115,19 +115,19 @@ def _reject_unused_flags() -> None:
             raise InputError(f"--{name} cannot be combined with --{option}; remove it")
 
 
-def _answer(run_dirs: str, given: dict[str, Any]) -> "Evaluated":
+def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
     """Translates the test set with the models of runs.
 
     Args:
         run_dirs: separated by commas.
-        given: search options.
+        search_options: search options.
     """
     from keras_transformer.inference import Translator
     from keras_transformer.training.metrics import training_cost
     from keras_transformer.training.prepare import read_test_text
 
-    found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
-    configs = found[0][0].configs()
+    checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
+    configs = checkpoints[0][0].configs()
     options = command_flags.given_flags(type(configs.task))
     for name in options.keys() & set(configs.task.fields_with(is_learned=True)):
         raise InputError(
@@ -138,8 +138,8 @@ def _answer(run_dirs: str, given: dict[str, Any]) -> "Evaluated":
     if configs.data is not None:
         names = DataConfig.fields_with(is_path=True)
         common.check_outputs([_OUTPUT, _EACH], [getattr(configs.data, name) for name in names])
-    search = configs._replace(task=task).search_config(given)
-    translator = Translator(*common.load_translator(found), search, task=task)
+    search = configs._replace(task=task).search_config(search_options)
+    translator = Translator(*common.load_translator(checkpoints), search, task=task)
     results = _TEST_SET.translate(translator, text.source)
     n_best = []
     for best, source in zip(results, text.source, strict=True):
@@ -149,11 +149,11 @@ def _answer(run_dirs: str, given: dict[str, Any]) -> "Evaluated":
     made_by = {
         "date": datetime.date.today().isoformat(),
         "commit": source_commit(),
-        "checkpoint": _MODEL.value or ",".join(name for _, name in found),
-        "checkpoint_sha256": [run.checkpoints().digest(name) for run, name in found],
+        "checkpoint": _MODEL.value or ",".join(name for _, name in checkpoints),
+        "checkpoint_sha256": [run.checkpoints().digest(name) for run, name in checkpoints],
         "model": settings["model"],
-        "training": [run.configs().training.to_dict() for run, _ in found],
-        "cost": [training_cost(run.metrics_path, name) for run, name in found],
+        "training": [run.configs().training.to_dict() for run, _ in checkpoints],
+        "cost": [training_cost(run.metrics_path, name) for run, name in checkpoints],
         "search": dataclasses.asdict(search),
         "versions": package_versions(),
         "machine": machine(),

@@ -110,8 +110,8 @@ def _inspectors() -> "list[Inspector]":
     inspectors = []
     search = command_flags.given_flags(SearchConfig)
     with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
-        found = common.find_checkpoints(run_dirs, _CHECKPOINT.value) if run_dirs else []
-        for run, checkpoint in found:
+        checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value) if run_dirs else []
+        for run, checkpoint in checkpoints:
             configs = run.configs()
             model, vocabularies = run.load_model(checkpoint), run.vocabularies()
             name = _MODEL.value or f"{run.path} ({checkpoint})"

@@ -20,7 +20,7 @@ from keras_transformer.serving.model_folder import choose_version, is_served, re
 if TYPE_CHECKING:
     from keras_transformer.training import RunDirectory
 
-    Found = list[tuple[RunDirectory, str]]
+    Checkpoints = list[tuple[RunDirectory, str]]
 
 _RUN_DIR = command_flags.define_run_dirs_flag()
 _MODEL = command_flags.define_model_flag()
@@ -77,21 +77,21 @@ command_flags.define_flags(SearchConfig)
 
 def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
-    given = command_flags.given_flags(SearchConfig)
-    check_options(given)  # reports a wrong value before loading
-    _check_combinations(given)
+    search_options = command_flags.given_flags(SearchConfig)
+    check_options(search_options)  # reports a wrong value before loading
+    _check_combinations(search_options)
     common.load_tensorflow()
 
     with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
-        found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
+        checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
         if _FORMAT.value == "ctranslate2":
-            path = _export_ctranslate2(found)
+            path = _export_ctranslate2(checkpoints)
         elif _FORMAT.value == "transformers":
-            path = _export_transformers(found)
+            path = _export_transformers(checkpoints)
         else:
-            path = _export_saved_model(found, given)
+            path = _export_saved_model(checkpoints, search_options)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    name = _MODEL.value or f"checkpoint {','.join(name for _, name in found)}"
+    name = _MODEL.value or f"checkpoint {','.join(name for _, name in checkpoints)}"
     print(f"Exported {name} to {path} ({size / 1e6:.1f} MB).")
 
 
@@ -115,22 +115,22 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
             raise InputError(f"--{name} cannot be combined with {other}; remove it")
 
 
-def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
+def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, Any]) -> pathlib.Path:
     from keras_transformer.inference import Translator, XlaShapes
     from keras_transformer.serving.export import describe_run, export
 
-    configs = found[0][0].configs()
-    search = configs.search_config(given)
+    configs = checkpoints[0][0].configs()
+    search = configs.search_config(search_options)
     sentences = [] if _WARM_UP_FILE.value is None else read_lines(_WARM_UP_FILE.value)
     xla = XlaShapes(lengths=_xla_lengths()) if _XLA.value else None
-    model, source, target = common.load_translator(found)
+    model, source, target = common.load_translator(checkpoints)
     path = export(
         Translator(model, source, target, search, xla, configs.task, _DETAILS.value),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,
         sentences=sentences,
-        training=[describe_run(*each) for each in found],
+        training=[describe_run(*each) for each in checkpoints],
         check_timeout=_CHECK_TIMEOUT.value,
     )
     for name, signature in read_model_card(path)["signatures"].items():
@@ -144,20 +144,20 @@ def _export_saved_model(found: "Found", given: dict[str, Any]) -> pathlib.Path:
     return path
 
 
-def _export_ctranslate2(found: "Found") -> pathlib.Path:
+def _export_ctranslate2(checkpoints: "Checkpoints") -> pathlib.Path:
     from keras_transformer.interop.ctranslate2 import export_ctranslate2
 
     path = _version_folder("CTranslate2")
     return export_ctranslate2(
-        *common.load_translator(found), path, quantization=_QUANTIZATION.value
+        *common.load_translator(checkpoints), path, quantization=_QUANTIZATION.value
     )
 
 
-def _export_transformers(found: "Found") -> pathlib.Path:
+def _export_transformers(checkpoints: "Checkpoints") -> pathlib.Path:
     from keras_transformer.interop.transformers import export_transformers
 
     path = _version_folder("transformers")
-    return export_transformers(*common.load_translator(found), path)
+    return export_transformers(*common.load_translator(checkpoints), path)
 
 
 def _version_folder(kind: Literal["CTranslate2", "transformers"]) -> pathlib.Path:

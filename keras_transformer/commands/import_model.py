@@ -123,7 +123,7 @@ def _pair(name: str, source: str | None, target: str | None) -> tuple[pathlib.Pa
 
 
 def _summarize(model: "ForeignModel", format_name: str) -> None:
-    """Prints what was found."""
+    """Prints the settings of the model and the notes of its reader."""
     config = model.config
     values = config.to_dict()
     defaults = {field.name: field.default for field in dataclasses.fields(config)}

@@ -40,8 +40,8 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.data.corpus import MAX_SENTENCES
     from keras_transformer.text import learn_vocabulary
 
-    given = command_flags.given_flags(DataConfig)
-    options: dict[str, Any] = {_OPTIONS[name]: value for name, value in given.items()}
+    values = command_flags.given_flags(DataConfig)
+    options: dict[str, Any] = {_OPTIONS[name]: value for name, value in values.items()}
     lines = itertools.chain.from_iterable(map(iterate_lines, arguments))
     vocabulary = learn_vocabulary(lines, max_sentences=MAX_SENTENCES, **options)
     vocabulary.save(output)

@@ -132,26 +132,26 @@ def _import_user_module(name: str, one_dnn: bool) -> None:
     """Imports a Python file or a module; it may import TensorFlow, so that is set up first."""
     from keras_transformer.commands.common import load_tensorflow
 
-    found = None
+    spec = None
     path = local_path(name)
     if path.suffix == ".py":  # not by its name, which a module of Python may have too
         sys.path.append(str(path.resolve().parent))  # for its own imports
-        found = importlib.util.spec_from_file_location(f"user_module_{path.stem}", path)
-        found = found if path.is_file() else None
+        spec = importlib.util.spec_from_file_location(f"user_module_{path.stem}", path)
+        spec = spec if path.is_file() else None
     else:
         sys.path.insert(0, ".")
         with contextlib.suppress(ModuleNotFoundError):  # the package that it would be in
-            found = importlib.util.find_spec(name)
-    if found is None or found.loader is None:
+            spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
         raise InputError(
             f"--user_module: there is no module {name!r}; give the path of a Python file"
         )
     load_tensorflow(one_dnn=one_dnn)
-    if found.name in sys.modules:
+    if spec.name in sys.modules:
         return
-    module = importlib.util.module_from_spec(found)
-    sys.modules[found.name] = module
-    found.loader.exec_module(module)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
 
 
 def run(

@@ -81,15 +81,16 @@ for _name in _OPTIONS:
 
 
 def main(arguments: list[str]) -> None:
-    given = command_flags.given_flags(SearchConfig)
+    search_options = command_flags.given_flags(SearchConfig)
     line_flags = command_flags.given_flags(line_io.Job)
     if _STATUS.value:
-        _reject_unused_flags(arguments, [*given, *line_flags, "batch_size", "requests_in_flight"])
-    job = line_io.Job(inputs=tuple(arguments), search=given, **line_flags)
+        unused = [*search_options, *line_flags, "batch_size", "requests_in_flight"]
+        _reject_unused_flags(arguments, unused)
+    job = line_io.Job(inputs=tuple(arguments), search=search_options, **line_flags)
     files = (_HEADERS_FILE, _ROOT_CERTIFICATES, _CLIENT_CERTIFICATE, _CLIENT_KEY)
     inputs = [*(each.value for each in files), job.references, job.prefixes, *arguments]
     common.check_outputs([flags.FLAGS["output"]], inputs, are_jobs=True)
-    check_options(given)  # so that a wrong value is reported at once
+    check_options(search_options)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
     if _PROTOCOL.value == "grpc":
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in the exceptions
@@ -118,7 +119,7 @@ def main(arguments: list[str]) -> None:
             for entry in client.status():
                 line_io.write_row(*map(str, entry))
         else:
-            identity = _identity(client, given) if job.output is not None else {}
+            identity = _identity(client, search_options) if job.output is not None else {}
             line_io.answer_lines(job, client, job.groups(), identity=identity)
 
 
@@ -131,7 +132,7 @@ def _reject_unused_flags(arguments: list[str], names: list[str]) -> None:
 
 
 def _identity(client: "Client", search: dict[str, Any]) -> dict[str, Any]:
-    """Returns what the output depends on beside the input: flags, and versions of the model."""
+    """Returns the identity of a job besides its input: its flags, and the versions of the model."""
     same_output = [*_OF_CONNECTION, "output", "restart"]
     if search.keys().isdisjoint(SearchConfig.unused_by("beam")):  # samples may depend on the batch
         same_output.append("batch_size")

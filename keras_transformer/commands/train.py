@@ -209,7 +209,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _early_stop(run: "RunDirectory") -> str:
-    """Returns what stopped a run before its last step; empty for another run."""
+    """Returns a sentence on early stopping; empty for a run that was not stopped early."""
     training, step = run.configs().training, run.checkpoints().steps()[-1]
     if step >= training.train_steps:
         return ""

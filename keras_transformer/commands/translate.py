@@ -47,25 +47,25 @@ def main(arguments: list[str]) -> None:
     if is_export and _CHECKPOINT.present:
         raise InputError("--checkpoint was chosen when the model was exported; remove it")
     common.check_model_flags()
-    given = command_flags.given_flags(SearchConfig)
+    search_options = command_flags.given_flags(SearchConfig)
     line_flags = command_flags.given_flags(line_io.Job)
-    job = line_io.Job(inputs=tuple(arguments), search=given, **line_flags)
+    job = line_io.Job(inputs=tuple(arguments), search=search_options, **line_flags)
     models = [_RUN_DIR.value, _MODEL.value, _SAVED_MODEL.value]
     inputs = [*models, job.references, job.prefixes, *arguments]
     common.check_outputs([flags.FLAGS["output"]], inputs, are_jobs=True)
     version = pathlib.Path(_SAVED_MODEL.value or "")
     card: dict[str, Any] = {}
     if not is_export:
-        check_options(given)  # reports a wrong value before loading
+        check_options(search_options)  # reports a wrong value before loading
     else:
         check_version(version)
         card = read_model_card(version)
-        _check_options(given, card)
+        _check_options(search_options, card)
     common.load_tensorflow(one_dnn=False)
     model: BatchTranslator | Translator
     if not is_export:
         with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
-            model, task, files = _load_run(run_dirs, given)
+            model, task, files = _load_run(run_dirs, search_options)
             hashes = _hashes(files) if job.output is not None else {}
         job = dataclasses.replace(job, search={})  # which the translator has
         search = model.search.to_dict()
@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _identity(hashes: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the output depends on beside the input: flags, and the model's weights."""
+    """Returns the identity of a job besides its input: its flags, and the model's weights."""
     # Samples may depend on the batch, translations of beam search do not.
     same_output = [] if search.get("method") == "sampling" else ["batch_size"]
     return {
@@ -118,31 +118,31 @@ def _hashes(files: Iterable[pathlib.Path]) -> dict[str, Any]:
 
 
 def _load_run(
-    run_dirs: str, given: dict[str, Any]
+    run_dirs: str, search_options: dict[str, Any]
 ) -> "tuple[Translator, Task, list[pathlib.Path]]":
     """Returns the translator of runs, their task, and files with checksums of the weights."""
     from keras_transformer.inference import Translator
 
-    found = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
-    configs = found[0][0].configs()
-    search = configs.search_config(given)
-    translator = Translator(*common.load_translator(found), search, task=configs.task)
-    files = [run.checkpoints().folder / f"{name}.index" for run, name in found]
+    checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
+    configs = checkpoints[0][0].configs()
+    search = configs.search_config(search_options)
+    translator = Translator(*common.load_translator(checkpoints), search, task=configs.task)
+    files = [run.checkpoints().folder / f"{name}.index" for run, name in checkpoints]
     return translator, configs.task, files
 
 
-def _check_options(given: dict[str, Any], card: Mapping[str, Any]) -> None:
+def _check_options(search_options: dict[str, Any], card: Mapping[str, Any]) -> None:
     """Checks search flags by an export's model card."""
-    if fixed := sorted(given.keys() - {*SearchConfig.fields_with(per_sentence=True)}):
+    if fixed := sorted(search_options.keys() - {*SearchConfig.fields_with(per_sentence=True)}):
         raise InputError(
             f"--{fixed[0]} was fixed when {_SAVED_MODEL.value} was exported; remove it, or "
             "translate with --run_dir"
         )
     limit = card["search"]["max_extra_length"]
-    if given.get("max_extra_length", 0) > limit:
+    if search_options.get("max_extra_length", 0) > limit:
         raise InputError(
             f"--max_extra_length can be at most {limit}, with which {_SAVED_MODEL.value} was "
-            f"exported, got {given['max_extra_length']}; export it again, or translate with "
+            f"exported, got {search_options['max_extra_length']}; export again, or translate with "
             "--run_dir"
         )
-    check_options(given)
+    check_options(search_options)

@@ -254,18 +254,18 @@ class DataConfig(JsonConfig):
             check_mix_weights(weights, self.num_corpora, repr(self.mix_weights))
 
 
-def check_mix_weights(weights: Sequence[float], num_corpora: int, given: str) -> None:
+def check_mix_weights(weights: Sequence[float], num_corpora: int, text: str) -> None:
     """Raises `InputError` unless there is one positive weight for each corpus.
 
     Args:
         weights: of the corpora, in order.
         num_corpora: how many there are.
-        given: the weights as the user wrote them.
+        text: the weights as the user wrote them.
     """
     if len(weights) != num_corpora or not all(0 < each < math.inf for each in weights):
         raise InputError(
             f"mix_weights must be one positive number per corpus ({num_corpora} here), "
-            f"separated by commas, got {given}"
+            f"separated by commas, got {text}"
         )
 
 

@@ -133,12 +133,12 @@ class ModelConfig(JsonConfig):
                 f"architecture must be one of {', '.join(_ARCHITECTURES)}, got {name!r}; "
                 "import the module that registers it first (commands: --user_module)"
             )
-        found: Any = cls if name == own else _ARCHITECTURES[name]
-        if not issubclass(found, cls):
+        config_class: Any = cls if name == own else _ARCHITECTURES[name]
+        if not issubclass(config_class, cls):
             raise InputError(
                 f"{cls.__name__} is of architecture {cls.architecture!r}, got values of {name!r}"
             )
-        config: Any = super(ModelConfig, found).from_dict(fields)
+        config: Any = super(ModelConfig, config_class).from_dict(fields)
         return config
 
     @classmethod
@@ -178,8 +178,9 @@ class ModelConfig(JsonConfig):
         """
         known = cls.presets()
         name = cls.preset_name(name)
-        found = next(each for each in _ARCHITECTURES.values() if name in _own_presets(each))
-        return cls.from_dict({"architecture": found.architecture} | {**known[name]} | changes)
+        config_class = next(each for each in _ARCHITECTURES.values() if name in _own_presets(each))
+        values = {"architecture": config_class.architecture, **known[name]}
+        return cls.from_dict(values | changes)
 
 
 _ARCHITECTURES: dict[str, type[ModelConfig]] = {}
