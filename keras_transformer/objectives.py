@@ -120,7 +120,12 @@ def log_normalizer(logits: Tensor, is_fused: bool) -> Tensor:
     if is_fused:
         best, total = max_and_sum_of_exponentials(logits)
         return best + ops.log(total)
-    return ops.max(logits, axis=-1) - ops.log(ops.max(ops.softmax(logits), axis=-1))
+    return _best_logits(logits, is_fused) - ops.log(ops.max(ops.softmax(logits), axis=-1))
+
+
+def _best_logits(logits: Tensor, is_fused: bool) -> Tensor:
+    """Returns the largest logit [N] of each token, in one pass with the normalizer."""
+    return max_and_sum_of_exponentials(logits)[0] if is_fused else ops.max(logits, axis=-1)
 
 
 def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
@@ -167,7 +172,7 @@ def smoothed_cross_entropy(
     losses = with_gradient(logits)
     # Where nothing has checked the labels, a wrong one shows itself.
     is_known = ops.logical_and(labels >= 0, labels < ops.shape(logits)[-1])
-    return ops.where(is_known, losses, float("nan"))
+    return losses * ops.sqrt(ops.where(is_known, 1.0, -1.0))  # NaN, and no constant NaN
 
 
 def _real(labels: Tensor) -> Tensor:
@@ -175,10 +180,12 @@ def _real(labels: Tensor) -> Tensor:
     return ops.cast(ops.not_equal(labels, PAD_ID), "float32")
 
 
-def _broadcast_sample_weights(given: Any, tokens: Tensor) -> Tensor:
-    """Returns sample weights, [B] or [B, T], as float32 that multiplies tokens [B, T]."""
-    given = ops.cast(given, "float32")
-    return given if len(given.shape) == len(tokens.shape) else given[..., None]
+def _weights_of_tokens(sample_weight: Any, tokens: Tensor) -> Tensor:
+    """Returns sample weights, [B], [B, T] or [B, T, 1], as float32 to multiply tokens [B, T]."""
+    weights = ops.cast(sample_weight, "float32")
+    if len(weights.shape) == len(tokens.shape) + 1 and weights.shape[-1] == 1:
+        return ops.squeeze(weights, -1)
+    return weights if len(weights.shape) == len(tokens.shape) else weights[..., None]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -213,7 +220,7 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         # result a mean over the real ones.
         weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
         if sample_weight is not None:
-            weights *= _broadcast_sample_weights(sample_weight, real)
+            weights *= _weights_of_tokens(sample_weight, real)
         # Keras would divide by the mask of the logits once more; a copy has none. On JAX it does
         # not show.
         if getattr(y_pred, "_keras_mask", None) is not None or keras.backend.backend() == "jax":
@@ -237,7 +244,7 @@ def _weights(labels: Tensor, logits: Tensor, sample_weight: Any) -> Tensor:
     """
     weights = _real(_matching_labels(labels, logits))
     if sample_weight is not None:
-        weights *= _broadcast_sample_weights(sample_weight, weights)
+        weights *= _weights_of_tokens(sample_weight, weights)
     return ops.reshape(weights, (-1,))
 
 
@@ -245,13 +252,13 @@ def _weights(labels: Tensor, logits: Tensor, sample_weight: Any) -> Tensor:
 class TokenAccuracy(keras.metrics.Mean):
     """The share of real target tokens whose logit is the highest; a tie counts as right."""
 
-    def __init__(self, name: str = "accuracy", **kwargs: Any) -> None:
-        super().__init__(name=name, **kwargs)
+    def __init__(self, name: str = "accuracy", dtype: Any = "float32") -> None:
+        super().__init__(name=name, dtype=dtype)
         self._direction = "up"  # for `EarlyStopping` and `ModelCheckpoint`
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         labels, logits = _flat_labels_and_logits(y_true, y_pred)
-        is_best = ops.equal(_label_logits(labels, logits), ops.max(logits, axis=-1))
+        is_best = ops.equal(_label_logits(labels, logits), _best_logits(logits, in_xla()))
         super().update_state(ops.cast(is_best, "float32"), _weights(y_true, y_pred, sample_weight))
 
 
@@ -259,8 +266,8 @@ class TokenAccuracy(keras.metrics.Mean):
 class Perplexity(keras.metrics.Mean):
     """exp of the mean negative log-probability of the real target tokens, without smoothing."""
 
-    def __init__(self, name: str = "perplexity", **kwargs: Any) -> None:
-        super().__init__(name=name, **kwargs)
+    def __init__(self, name: str = "perplexity", dtype: Any = "float32") -> None:
+        super().__init__(name=name, dtype=dtype)
         self._direction = "down"
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
@@ -276,8 +283,8 @@ class Perplexity(keras.metrics.Mean):
 class TargetTokens(keras.metrics.Sum):
     """The number of real target tokens seen."""
 
-    def __init__(self, name: str = "target_tokens", **kwargs: Any) -> None:
-        super().__init__(name=name, **kwargs)
+    def __init__(self, name: str = "target_tokens", dtype: Any = "float32") -> None:
+        super().__init__(name=name, dtype=dtype)
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         super().update_state(_real(ops.convert_to_tensor(y_true)))
@@ -287,8 +294,8 @@ class TargetTokens(keras.metrics.Sum):
 class Padding(keras.metrics.Mean):
     """The share of padding among the target tokens of the batches."""
 
-    def __init__(self, name: str = "padding", **kwargs: Any) -> None:
-        super().__init__(name=name, **kwargs)
+    def __init__(self, name: str = "padding", dtype: Any = "float32") -> None:
+        super().__init__(name=name, dtype=dtype)
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         super().update_state(1.0 - _real(ops.reshape(ops.convert_to_tensor(y_true), (-1,))))

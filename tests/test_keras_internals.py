@@ -15,13 +15,13 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_transformer"
 
 # Private methods by class: the arguments that are given to them, or that they are overridden with.
 METHODS = {
-    # layers/base.py, models/train_step.py: the layers within a layer
+    # layers/base.py, models/update.py: the layers within a layer
     (keras.layers.Layer, "_flatten_layers"): ("include_self", "recursive"),
     # models/seq2seq.py: overridden, so that subclasses of a built model may add layers
     (keras.layers.Layer, "_lock_state"): (),
     # layers/base.py: overridden, so that the layers of a frozen layer are frozen
     (keras.layers.Layer, "_post_build"): (),
-    # models/train_step.py: overridden, for several workers and uneven batches
+    # models/update.py: overridden, for several workers and uneven batches
     (keras.Model, "_maybe_symbolic_build"): ("iterator", "data_batch"),
     (keras.Model, "_symbolic_build"): ("data_batch",),
     # training/optimizer.py: which moments belong to a weight
@@ -29,8 +29,8 @@ METHODS = {
 }
 # Private attributes of objects.
 ATTRIBUTES = {
-    "_loss_tracker": "model",  # models/train_step.py
-    "_distribute_strategy": "model",  # models/train_step.py
+    "_loss_tracker": "model",  # models/update.py, models/train_step.py
+    "_distribute_strategy": "model",  # models/update.py
     "_momentums": "optimizer",  # training/optimizer.py
     "_velocities": "optimizer",  # training/optimizer.py
     "_trainable_variables": "optimizer",  # training/checkpoints.py: weights in the moments' order

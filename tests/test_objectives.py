@@ -146,8 +146,32 @@ def test_sample_weights_multiply_the_losses(shape):
     of_tokens = np.array([[1.0, 0.0, 2.0], [0.5, 7.0, 7.0]])
     expected = (losses * of_tokens).sum() / 4
     np.testing.assert_allclose(loss(labels, LOGITS, of_tokens), expected, rtol=1e-6)
+    np.testing.assert_allclose(loss(labels, LOGITS, of_tokens[..., None]), expected, rtol=1e-6)
     expected = (losses[0].sum() + 3 * losses[1].sum()) / 4
     np.testing.assert_allclose(loss(labels, LOGITS, np.array([1, 3])), expected, rtol=1e-6)
+
+
+def test_check_numerics_passes_on_clean_data():
+    tf.debugging.enable_check_numerics()
+    try:
+        loss, gradient = loss_and_gradient(LABELS, LOGITS, 0.1)
+        traced = tf.function(SmoothedCrossEntropy(0.1))(LABELS, LOGITS)
+    finally:
+        tf.debugging.disable_check_numerics()
+    assert np.isfinite(gradient).all()
+    assert float(traced) == pytest.approx(float(loss))
+
+
+def test_metrics_have_float32_whatever_the_default_of_keras():
+    keras.config.set_floatx("float16")
+    try:
+        metrics = [TargetTokens(), Padding(), TokenAccuracy(), Perplexity()]
+    finally:
+        keras.config.set_floatx("float32")
+    labels = np.full((7, 10_000), 3)  # more tokens than float16 counts
+    metrics[0].update_state(labels, None)
+    assert float(metrics[0].result()) == 70_000
+    assert {metric.dtype for metric in metrics} == {"float32"}
 
 
 @pytest.mark.parametrize("mask_zero", [False, True])

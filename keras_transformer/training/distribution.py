@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_transformer.data import Batch, TokenizedCorpus, to_dataset
 from keras_transformer.errors import InputError, check_choice, one_line
 from keras_transformer.host import has_bfloat16, may_use_gpu
+from keras_transformer.models.update import sum_over_replicas
 
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
 
@@ -178,11 +179,7 @@ def sum_over_workers(strategy: tf.distribute.Strategy, value: float) -> float:
 
 @tf.function
 def _sum_over_replicas(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
-    def meet(value: tf.Tensor) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
-
-    return strategy.run(meet, args=(value,))
+    return strategy.run(sum_over_replicas, args=(value,))
 
 
 def value_of_chief(strategy: tf.distribute.Strategy, value: float) -> float:

@@ -13,6 +13,7 @@ from keras_transformer.data import BatchShape
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.host import num_cores
 from keras_transformer.models import Seq2SeqModel
+from keras_transformer.models.fused_adam import FusedAdam
 from keras_transformer.objectives import (
     InverseSquareRoot,
     Padding,
@@ -22,7 +23,7 @@ from keras_transformer.objectives import (
     TokenAccuracy,
     WarmUp,
 )
-from keras_transformer.training.checkpoints import by_name, value_of
+from keras_transformer.training.checkpoints import by_name
 from keras_transformer.training.metrics import TrainingFlops
 
 
@@ -144,40 +145,6 @@ def freeze(model: Seq2SeqModel, parts: str | None) -> None:
             weight.trainable = False
     if not model.trainable_weights:
         raise InputError(f"freeze {parts} leaves no weights to train; name fewer parts")
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class FusedAdam(keras.optimizers.Adam):
-    """`keras.optimizers.Adam` (Kingma and Ba 2015) with one operation per weight.
-
-    Keras composes each weight's update from a dozen operations, a thousand per step in a small
-    model, which take 5 to 8% of the time of `tiny`. TensorFlow has one kernel for the update,
-    without amsgrad. The variables are the same.
-    """
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates a variable and its moments."""
-        dtype = variable.dtype
-        if dtype.size < 4:  # the kernel would round 1 - beta_2 to a weight's half precision
-            super().update_step(gradient, variable, learning_rate)
-            return
-        index = self._get_variable_index(variable)
-        step = tf.cast(self.iterations + 1, tf.float32)
-        numbers = {
-            "beta1_power": tf.pow(self.beta_1, step),
-            "beta2_power": tf.pow(self.beta_2, step),
-            "lr": learning_rate,
-            "beta1": self.beta_1,
-            "beta2": self.beta_2,
-            "epsilon": self.epsilon,
-        }
-        tf.raw_ops.ResourceApplyAdam(
-            var=value_of(variable).handle,
-            m=value_of(self._momentums[index]).handle,
-            v=value_of(self._velocities[index]).handle,
-            grad=tf.cast(tf.convert_to_tensor(gradient), dtype),
-            **{name: tf.cast(value, dtype) for name, value in numbers.items()},
-        )
 
 
 class WeightAverage:

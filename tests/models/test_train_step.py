@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from keras_transformer.config import TransformerConfig, UniversalConfig
 from keras_transformer.errors import InputError
-from keras_transformer.models import Transformer, build_model, train_step
+from keras_transformer.models import Transformer, build_model
+from keras_transformer.models.fused_adam import FusedAdam
 from keras_transformer.objectives import Perplexity, SmoothedCrossEntropy, TokenAccuracy
-from keras_transformer.training.optimizer import FusedAdam
 
 SIZES = dict(vocabulary_size=11, model_dim=8, feed_forward_dim=16, num_heads=2, dropout=0.0)
 CONFIG = TransformerConfig(**SIZES, num_layers=1)
@@ -128,8 +128,8 @@ def test_ids_outside_the_vocabulary_are_rejected(model, how, name, value):
     labels = batch.pop("labels")
     # Nothing but the check is traced, and XLA compiles nothing.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train_step, "_update", lambda model, data: {"loss": tf.constant(0.0)})
-        patch.setattr(train_step, "_loss_and_metrics", lambda *arguments, **options: None)
+        patch.setattr(Transformer, "_update", lambda model, data: {"loss": tf.constant(0.0)})
+        patch.setattr(Transformer, "_loss_and_metrics", lambda *arguments, **options: None)
         model.compile("sgd", SmoothedCrossEntropy(), **how)
         for run in (model.train_on_batch, model.test_on_batch):
             with pytest.raises(
@@ -143,10 +143,10 @@ def test_ids_outside_the_vocabulary_are_rejected(model, how, name, value):
 def test_sequences_beyond_the_learned_positions_are_rejected_with_xla(rows, offset, fits):
     positions = dict(positions="learned", max_positions=rows, max_position_offset=offset)
     model = Transformer(CONFIG.replace(**positions))
-    model.compile("sgd", SmoothedCrossEntropy(), jit_compile=True)
     ids = tf.TensorSpec([None, None], tf.int32)  # the graph does not know the length
     with pytest.MonkeyPatch.context() as patch:  # nothing but the check is traced
-        patch.setattr(train_step, "_update", lambda model, data: {"loss": tf.constant(0.0)})
+        patch.setattr(Transformer, "_update", lambda model, data: {"loss": tf.constant(0.0)})
+        model.compile("sgd", SmoothedCrossEntropy(), jit_compile=True)
         signature = [({"source": ids, "target": ids}, ids)]
         update = tf.function(model.update, input_signature=signature, autograph=False)
         batch = tf.nest.map_structure(lambda each: tf.constant(each, tf.int32), (INPUTS, LABELS))
@@ -281,6 +281,26 @@ def test_sums_of_whole_batches_and_labels_in_a_list_are_taken(model):
         model.compile("sgd", loss)
     model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
     model.fit(INPUTS, [LABELS], verbose=0)  # which Keras takes too
+
+
+@pytest.mark.parametrize("run", ["fit", "train_on_batch"])
+def test_class_weight_is_rejected(model, run):
+    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
+    with pytest.raises(InputError, match=r"class_weight is for one label a row.* sample_weight"):
+        getattr(model, run)(INPUTS, LABELS, class_weight={3: 2.0})
+
+
+def test_loss_is_shown_in_float32_whatever_the_default_of_keras(model):
+    keras.config.set_floatx("float16")
+    try:
+        model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
+    finally:
+        keras.config.set_floatx("float32")
+    labels = np.resize(LABELS[0], (12_000, 6))  # more tokens than float16 counts
+    target = np.full_like(labels, 2)
+    model.test_step(({"source": labels[:, :1], "target": target}, labels))
+    (loss,) = [metric for metric in model.metrics if metric.name == "loss"]
+    assert float(loss.result()) == pytest.approx(np.log(11), rel=0.2)
 
 
 def test_frozen_model_fits_with_a_warning(model):
