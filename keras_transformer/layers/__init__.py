@@ -3,7 +3,7 @@
 Only dropout uses TensorFlow directly, for its random masks.
 """
 
-from keras_transformer.layers.attention import CrossAttention, MultiHeadAttention, SelfAttention
+from keras_transformer.layers.attention import CrossAttention, SelfAttention
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import PositionalEncoding, TokenEmbedding, sinusoids
 from keras_transformer.layers.kv_cache import (
@@ -48,7 +48,6 @@ __all__ = [
     "KeysValues",
     "LSTMState",
     "LayerNormalization",
-    "MultiHeadAttention",
     "PositionalEncoding",
     "RecurrentDecoder",
     "RecurrentEncoder",

@@ -1,16 +1,15 @@
 """Multi-head scaled dot-product attention (Vaswani et al. 2017, 3.2), whole and cached.
 
-`SelfAttention` and `CrossAttention` are the layers of the models; `MultiHeadAttention` is Keras's
-layer, with cached steps added. `call` attends to a whole sequence. `step` decodes: it reads one
-token of each hypothesis, and finds keys and values of the earlier tokens in a cache, see
-`kv_cache.py`.
+`SelfAttention` and `CrossAttention` are the layers of the models. `call` attends to a whole
+sequence. `step` decodes: it reads one token of each hypothesis, and finds keys and values of the
+earlier tokens in a cache (`kv_cache.py`).
 
 Shapes: B batch, T queries, S keys, D model dimension, H heads, K key dimension of a head,
 U value dimension of a head; while decoding, W hypotheses a sentence, whose newest tokens take the
 place of the T queries, and t tokens read so far.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import keras
 from keras import ops
@@ -21,7 +20,6 @@ from keras_transformer.layers.base import (
     Layer,
     ReadsMemory,
     ReturnsScores,
-    freeze_parts,
     full_precision,
     softmax,
 )
@@ -37,10 +35,18 @@ from keras_transformer.layers.kv_cache import (
 from keras_transformer.layers.masks import combine_masks
 
 
+class RelativePositions(NamedTuple):
+    """Vectors of distances that attention adds to keys and values (Shaw et al. 2018)."""
+
+    keys: Tensor  # [2 * max_relative_distance + 1, K]
+    values: Tensor  # [2 * max_relative_distance + 1, U]
+    distances: Tensor  # [T, S] or [S]
+
+
 def attention_weights(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
     """Returns softmax(query keys^T + bias) as [..., H, T, S], the softmax in float32 at least.
 
-    The query [..., H, T, K] is already scaled by 1/sqrt(K) (3.2.1, eq. 1).
+    The query [..., H, T, K] is scaled by 1/sqrt(K) already.
     """
     scores = ops.matmul(query, ops.swapaxes(keys, -1, -2))  # [..., H, T, S]
     scores = ops.cast(scores, full_precision(query.dtype))
@@ -108,14 +114,23 @@ class ScaledDotProductAttention(ReturnsScores, Layer):
         values: Tensor,
         bias: Tensor | None,
         training: bool | None,
+        relative: RelativePositions | None = None,
     ) -> tuple[Tensor, Tensor]:
         """softmax(Q K^T / sqrt(d_k)) V of all heads (3.2.1, eq. 1).
 
         Returns:
             The heads [..., H, T, U] and the attention weights [..., H, T, S].
         """
-        weights = attention_weights(query * self.key_dim**-0.5, keys, bias)
-        return ops.matmul(self.dropout(weights, training=training), values), weights
+        query = query * self.key_dim**-0.5
+        if relative is not None:
+            scores = relative_scores(query, relative.keys, relative.distances)
+            bias = scores if bias is None else scores + ops.cast(bias, scores.dtype)
+        weights = attention_weights(query, keys, bias)
+        dropped = self.dropout(weights, training=training)
+        heads = ops.matmul(dropped, values)
+        if relative is not None:
+            heads = heads + relative_values(dropped, relative.values, relative.distances)
+        return heads, weights
 
     def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
         num_keys = (x if memory is None else memory).shape[1]
@@ -275,15 +290,10 @@ class SelfAttention(ScaledDotProductAttention):
         distances: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Attends, with a vector for each of the distances [T, S] or [S] if these are relative."""
-        if self.positions != "relative":
-            return super()._attend(query, keys, values, bias, training)
-        query = query * self.key_dim**-0.5
-        scores = relative_scores(query, self.relative_keys, distances)
-        bias = scores if bias is None else scores + ops.cast(bias, scores.dtype)
-        weights = attention_weights(query, keys, bias)
-        dropped = self.dropout(weights, training=training)
-        heads = ops.matmul(dropped, values)
-        return heads + relative_values(dropped, self.relative_values, distances), weights
+        relative = None
+        if self.positions == "relative":
+            relative = RelativePositions(self.relative_keys, self.relative_values, distances)
+        return super()._attend(query, keys, values, bias, training, relative)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -376,62 +386,3 @@ class CrossAttention(ReadsMemory, ScaledDotProductAttention):
         query = split_heads(self.query_projection(x), self.num_heads, num_hypotheses)
         heads, weights = self._attend(query, *memory, score_bias, training=False)
         return self.output_projection(merge_heads_to_rows(heads)), weights
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class MultiHeadAttention(keras.layers.MultiHeadAttention):
-    """`keras.layers.MultiHeadAttention` with the cached steps of `SelfAttention`.
-
-    Constructor, `call(query, value, key, ...)` and weights are Keras's: it replaces the layer in a
-    model, and `set_weights(keras_layer.get_weights())` gives it the weights of one.
-
-    Example:
-        >>> attention = MultiHeadAttention(num_heads=4, key_dim=4)
-        >>> x = np.ones((2, 5, 16), "float32")
-        >>> full = attention(x, x, use_causal_mask=True)
-        >>> y, kv_cache = attention.step(x[:, 0], attention.empty_kv_cache(batch=2), time=0)
-        >>> bool(np.allclose(y, full[:, 0], atol=1e-6))
-        True
-    """
-
-    def _post_build(self) -> None:
-        super()._post_build()
-        freeze_parts(self)
-
-    def step(
-        self, x: Tensor, kv_cache: KVCache, time: Tensor | int, score_bias: Tensor | None = None
-    ) -> tuple[Tensor, KVCache]:
-        """Reads one more token of each sequence or hypothesis, as `SelfAttention.step`.
-
-        The result is that of `call` with x as query, value and key and a causal mask, without
-        dropout. The layer must have been built.
-        """
-        if score_bias is None:
-            score_bias = sequence_bias(kv_cache.keys, time)
-        num_hypotheses = 1 if score_bias is None else score_bias.shape[2]
-        query, *new = (
-            ops.swapaxes(
-                ops.reshape(dense(x[:, None]), (-1, num_hypotheses, self.num_heads, width)), 1, 2
-            )
-            for dense, width in (
-                (self.query_dense, self.key_dim),
-                (self.key_dense, self.key_dim),
-                (self.value_dense, self.value_dim),
-            )
-        )  # [B, H, W, K or U]
-        kv_cache = append_tokens(kv_cache, new, time)
-        keys, values = (slots.entries for slots in kv_cache)
-        weights = attention_weights(query * self.key_dim**-0.5, keys, score_bias)  # [B, H, W, S]
-        heads = ops.swapaxes(ops.matmul(weights, values), 1, 2)  # [B, W, H, U]
-        output = self.output_dense(heads)
-        return ops.reshape(output, (-1, *output.shape[2:])), kv_cache
-
-    def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KVCache:
-        """Returns the KV cache before the first token, see `empty_kv_cache`."""
-        for option in ("use_gate", "sliding_window"):
-            if value := self.get_config().get(option):
-                raise InputError(
-                    f"`step` does not support {option}={value}; make the layer without it, or use "
-                    "`call`"
-                )
-        return empty_kv_cache(self, batch, num_slots)

@@ -1,7 +1,18 @@
 """KV caches: what decoding keeps of the tokens read so far, and which of it a hypothesis sees.
 
-All W hypotheses of a sentence share one cache, in which slot i * W + w holds token i of row w. The
-cache is never reordered: `slot_bias` shows each hypothesis the slots of its own ancestors.
+A search keeps W hypotheses of each sentence; each step drops some and branches others. They share
+one cache that never moves: slot i * W + w holds the keys and values of token i that row w read,
+whoever goes on from it. A hypothesis knows its ancestors, the row of each of its tokens, and
+`slot_bias` shows it their slots alone. Here W = 2, and after two tokens A B branches into both:
+
+    token              0      1      2
+    read by row 0      A      B      C      now A B C, its ancestors 0 0 0
+    read by row 1      D      E      F      now A B F, its ancestors 0 0 1
+    slots of a head   A D    B E    C F
+    shown to row 0    x .    x .    x .
+    shown to row 1    x .    x .    . x
+
+Gathering the rows of each branch instead would copy the whole cache in every step.
 
 `empty_slots` decides whether a cache grows with each token or has room for a fixed number of them,
 as XLA needs it. Its type says so from then on: `GrowingSlots` or `FixedSlots`.

@@ -33,7 +33,6 @@ from keras_transformer.layers import (
     Decoder,
     Encoder,
     EncoderLayer,
-    MultiHeadAttention,
     PositionalEncoding,
     UniversalDecoder,
     UniversalEncoder,
@@ -95,7 +94,6 @@ def make_layers() -> keras.Model:
         CrossAttention(**heads)(y, memory, **scores),
         Decoder(num_layers=2, attention_window=3, **sizes)(y, memory),
         UniversalDecoder(num_steps=2, **sizes)(y, UniversalEncoder(num_steps=2, **sizes)(x)),
-        MultiHeadAttention(2, 4, value_dim=6)(y, x, use_causal_mask=False, **scores),
     ]
     return keras.Model([source, target], keras.tree.flatten(outputs))
 

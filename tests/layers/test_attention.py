@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from keras_transformer.layers import CrossAttention, KeysValues, MultiHeadAttention, SelfAttention
+from keras_transformer.layers import CrossAttention, KeysValues, SelfAttention
 from keras_transformer.layers.attention import attention_weights
 from keras_transformer.layers.embedding import rotate
 
@@ -132,20 +132,6 @@ def test_float64_is_exact(positions):
     shifted = [rotate(x, ops.arange(T) + first) for first in (0, 100_000)]
     products = [np.einsum("btk,bsk->bts", each, each) for each in shifted]
     np.testing.assert_allclose(*products, rtol=0, atol=1e-10)  # only distances matter
-
-
-@pytest.mark.parametrize("options", [{}, dict(value_dim=5, use_bias=False, output_shape=7)])
-def test_multi_head_attention_replaces_that_of_keras(options):
-    theirs, ours = (
-        layer(H, 4, **options) for layer in (keras.layers.MultiHeadAttention, MultiHeadAttention)
-    )
-    inputs = normal(B, T, D), normal(B, S, D), normal(B, S, D)  # keys are not the values
-    mask = random_mask(B, T, S)
-    theirs(*inputs)
-    ours.build(*(each.shape for each in inputs))
-    ours.set_weights(theirs.get_weights())
-    expected = theirs(*inputs, attention_mask=mask)
-    np.testing.assert_array_equal(ours(*inputs, attention_mask=mask), expected)
 
 
 def test_gradients_of_relative_positions_in_half_precision():

@@ -23,7 +23,6 @@ from keras_transformer.layers import (
     KeysValues,
     LayerNormalization,
     LSTMState,
-    MultiHeadAttention,
     PositionalEncoding,
     RecurrentDecoder,
     RecurrentEncoder,
@@ -107,7 +106,6 @@ CASES = [
     Case(SelfAttention, ATTENTION | ROTARY, (X,), dict(attention_mask=CAUSAL)),
     Case(CrossAttention, ATTENTION, (X, ENCODED), dict(memory_mask=MEMORY_PADDING)),
     Case(CrossAttention, ATTENTION, (X, MEMORY), dict(memory_mask=MEMORY_PADDING)),
-    Case(MultiHeadAttention, dict(num_heads=H, key_dim=K, dropout=0.2), (X, ENCODED)),
     Case(EncoderLayer, SUBLAYERS | WINDOWS, (X,), dict(mask=PADDING)),
     Case(DecoderLayer, SUBLAYERS, (X, ENCODED), dict(attention_mask=CAUSAL, mask=PADDING)),
     Case(LSTM, dict(units=K, backwards=True), (X, IDS != 0)),
@@ -178,11 +176,10 @@ def test_configuration_survives_the_round_trip(case, dtype):
 def test_compute_output_shape_is_the_shape_of_the_output(case):
     layer = build(case)
     shape = tuple(case.inputs[0].shape)
-    others = [ENCODED.shape] if case.layer is MultiHeadAttention else []
     result = case.call(layer)
-    assert layer.compute_output_shape(shape, *others) == tuple(result.shape)
+    assert layer.compute_output_shape(shape) == tuple(result.shape)
     unknown = (None, None, *shape[2:])
-    assert layer.compute_output_shape(unknown, *others) == (None, None, *result.shape[2:])
+    assert layer.compute_output_shape(unknown) == (None, None, *result.shape[2:])
 
 
 def test_functional_model_equals_the_layer_after_a_file_too(case, tmp_path):
@@ -289,10 +286,6 @@ def test_all_weights_are_trained_unless_the_layer_is_frozen(case, tmp_path):
         (
             lambda: CrossAttention(**ATTENTION)(X, X, memory_mask=PADDING[:, None]),
             r"the mask of a sequence must be \[B, S\], here \(",
-        ),
-        (
-            lambda: MultiHeadAttention(H, 4, use_gate=True).empty_kv_cache(B),
-            "`step` does not support use_gate=True; make the layer",
         ),
     ],
 )

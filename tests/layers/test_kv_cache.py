@@ -5,7 +5,6 @@ Shapes: B batch, W hypotheses, T length, S memory length, D model dimension, H h
 
 import functools
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,7 +14,6 @@ from keras_transformer.layers import (
     Decoder,
     FixedSlots,
     GrowingSlots,
-    MultiHeadAttention,
     SelfAttention,
     UniversalDecoder,
     WindowedSelfAttention,
@@ -42,10 +40,6 @@ LAYERS = {
     "window 3, relative": window(3, "relative"),
     "window 5, rotary": window(5, "rotary"),
     "window 11": window(11),
-    "keras": functools.partial(MultiHeadAttention, H, 4),
-    "keras, options": functools.partial(
-        MultiHeadAttention, H, 4, value_dim=5, use_bias=False, output_shape=7
-    ),
     "decoder": functools.partial(Decoder, num_layers=2, **SUBLAYERS),
     "decoder, window, pre": functools.partial(
         Decoder, num_layers=2, attention_window=3, **SUBLAYERS, **PRE
@@ -69,8 +63,6 @@ def make_layer(name):
     def full():
         if hasattr(layer, "project_memory"):
             return layer(x, np.repeat(MEMORY, 3, axis=0))
-        if isinstance(layer, keras.layers.MultiHeadAttention):
-            return layer(x, x, use_causal_mask=True)
         return layer(x, use_causal_mask=True)
 
     full()
