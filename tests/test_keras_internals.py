@@ -29,7 +29,7 @@ METHODS = {
 }
 # Private attributes of objects.
 ATTRIBUTES = {
-    "_loss_tracker": "model",  # models/update.py, models/train_step.py
+    "_loss_tracker": "model",  # models/update.py
     "_distribute_strategy": "model",  # models/update.py
     "_momentums": "optimizer",  # training/optimizer.py
     "_velocities": "optimizer",  # training/optimizer.py

@@ -80,10 +80,13 @@ class TokenWeightedModel(_Model):
         self.accumulation_steps = accumulation_steps
         self.clip_norm = clip_norm
         self._jit_compile_asked = jit_compile
-        super().compile(*args, jit_compile=jit_compile, **kwargs)
-        # Keras's mean has the precision of `keras.config.floatx()`: float16 ends at 65,504. It is
-        # set past Keras's own `__setattr__`, as Keras sets it: `metrics` would list it twice.
-        object.__setattr__(self, "_loss_tracker", keras.metrics.Mean("loss", dtype="float32"))
+        floatx = keras.config.floatx()
+        if floatx in ("float16", "bfloat16"):  # Keras would round and sum up the losses so
+            keras.config.set_floatx("float32")
+        try:
+            super().compile(*args, jit_compile=jit_compile, **kwargs)
+        finally:
+            keras.config.set_floatx(floatx)
 
     def fit(self, *args: Any, class_weight: Any = None, **kwargs: Any) -> Any:
         """Trains as `keras.Model.fit` does; weights of labels are a `sample_weight` [B, T]."""
