@@ -131,14 +131,13 @@ def make_update(case: Case) -> "tuple[tf.types.experimental.PolymorphicFunction,
     """Returns the update that XLA compiles in training, and its arguments."""
     import tensorflow as tf
 
-    from keras_transformer.models import train_step
     from keras_transformer.training import compile_for_training
 
     model = _model(case)
     compile_for_training(model, TrainingConfig.preset(case.preset, precision=case.precision), True)
     source, target, labels = (tf.constant(ids) for ids in _sentences(case))
     model._symbolic_build(data_batch=({"source": source[:1], "target": target[:1]}, labels[:1]))
-    program = train_step._program(model, train_step._update, is_outermost=True)
+    program = tf.function(model._update, jit_compile=True, autograph=False)
     program.model = model  # whose variables it refers to
     return program, (({"source": source, "target": target}, labels),)
 
