@@ -47,6 +47,7 @@ def training_corpus(
     task: Task = _TRANSLATION,
 ) -> TokenizedCorpus:
     """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
+    subword_samplers(data, vocabularies)  # reports vocabularies without subwords first
     sources = task.train_sources(data)
     return cached_corpus(
         cache_folder,
@@ -131,12 +132,23 @@ def with_room_for_targets(
 def subword_samplers(
     data: DataConfig, vocabularies: tuple[Vocabulary, Vocabulary]
 ) -> tuple[SubwordSampler | None, SubwordSampler | None] | None:
-    """Returns a subword sampler per side, or None if `subword_sampling` is 0."""
+    """Returns a subword sampler per side, or None if `subword_sampling` is 0.
+
+    Raises:
+        InputError: neither side has subwords.
+    """
     if not data.subword_sampling:
         return None
+    kinds = list(map(kind_of, vocabularies))
+    has_subwords = [kind in ("bpe", "unigram") for kind in kinds]
+    if not any(has_subwords):
+        raise InputError(
+            f"subword_sampling needs a vocabulary of bpe or unigram pieces, got {kinds[0]}; remove "
+            "it, or give another vocabulary"
+        )
     source, target = (
         SubwordSampler(vocabulary, alpha=data.subword_sampling) if varies else None
-        for vocabulary, varies in zip(vocabularies, data.has_subwords, strict=True)
+        for vocabulary, varies in zip(vocabularies, has_subwords, strict=True)
     )
     return source, target
 
