@@ -127,8 +127,8 @@ def beam_search(
     # One empty hypothesis; the others do not exist yet.
     log_probs = tf.where(tf.range(beam_size) == 0, first.log_probs, NOTHING)
     first = first._replace(log_probs=log_probs)
-    found = run_search(functools.partial(_step, early_stop=early_stop), spec, inputs, first)
-    return tf.nest.map_structure(lambda part: part[:, :num_translations], found)
+    hypotheses = run_search(functools.partial(_step, early_stop=early_stop), spec, inputs, first)
+    return tf.nest.map_structure(lambda part: part[:, :num_translations], hypotheses)
 
 
 def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop: str) -> State:
@@ -136,7 +136,7 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     beam_size = spec.num_hypotheses
 
     # 1. The model reads the newest tokens.
-    logits, state = read(spec, inputs, state)
+    logits, state = read(spec, state)
 
     # 2. The 2W best continuations of all hypotheses, best first. At most W of them end.
     rules = read_rules(spec, inputs, state)
@@ -147,8 +147,8 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     finishing = tf.where(has_ended, log_probs, NOTHING)[:, :beam_size]
     finished = finish(spec, inputs, state, finishing, parents[:, :beam_size])
     log_probs = tf.where(has_ended, NOTHING, log_probs)
-    log_probs, kept = tf.math.top_k(log_probs, beam_size)  # [B, W]
-    parents, ids = (tf.gather(each, kept, batch_dims=1) for each in (parents, ids))
+    log_probs, best = tf.math.top_k(log_probs, beam_size)  # [B, W]
+    parents, ids = (tf.gather(part, best, batch_dims=1) for part in (parents, ids))
 
     # 4. A sentence is open while its best open hypothesis may get among its best finished ones.
     worst = finished.scores[:, -1:]  # [B, 1], `NOTHING` while places are empty
@@ -168,7 +168,7 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     )
 
 
-def read(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tensor, State]:
+def read(spec: SearchSpec, state: State) -> tuple[Tensor, State]:
     """Runs the model on the newest tokens.
 
     Returns:
@@ -176,24 +176,15 @@ def read(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tensor
     """
     is_now = spec.positions == state.time  # [L]
     ancestors = tf.where(is_now, tf.range(spec.num_hypotheses)[:, None], state.ancestors)
-    before = DecodingState(
-        projection=spec.projection,
-        context=inputs.context,
-        time=state.time,
-        ancestors=ancestors[:, :, : spec.capacities[0] if spec.capacities else state.time + 1],
-        **state.model,
-    )
+    read = spec.capacities[0] if spec.capacities else state.time + 1  # tokens, or room for them
+    before = state.model._replace(time=state.time, ancestors=ancestors[:, :, :read])
     logits, after = spec.step(state.ids, before)
     history = {}
-    for name, noted in state.history.items():
+    for name, steps in state.history.items():
         new = state.log_probs if name == "log_probs" else newest_attention(before, after)
         is_row = tf.reshape(is_now, [-1, *[1] * (new.shape.rank - 1)])  # [L, 1, ...]
-        history[name] = tf.where(is_row, new[:, None], noted)
-    return logits, state._replace(
-        ancestors=ancestors,
-        model={name: getattr(after, name) for name in state.model},
-        history=history,
-    )
+        history[name] = tf.where(is_row, new[:, None], steps)
+    return logits, state._replace(ancestors=ancestors, model=after, history=history)
 
 
 class Rules(NamedTuple):
@@ -210,11 +201,11 @@ def read_rules(spec: SearchSpec, inputs: SentenceInputs, state: State) -> Rules:
         (
             constraint,
             OpenHypotheses(
-                own_inputs, own_state, state.tokens, state.time, inputs.max_lengths, spec.eos_id,
+                parameters, memory, state.tokens, state.time, inputs.max_lengths, spec.eos_id,
                 spec.pad_id,
             ),
         )
-        for constraint, own_inputs, own_state in zip(
+        for constraint, parameters, memory in zip(
             spec.constraints, inputs.constraints, state.constraints, strict=True
         )
     ]  # fmt: skip
@@ -336,7 +327,7 @@ def finish(
     """
     old = state.finished
     coverage, tokens, ancestors = _of_parents(
-        (state.model.get("coverage"), state.tokens, state.ancestors if state.history else ()),
+        (state.model.coverage, state.tokens, state.ancestors if state.history else ()),
         parents,
     )
     penalty = tf.gather(inputs.length_divisors, state.time + 1, axis=1)  # [B, 1]
@@ -362,20 +353,23 @@ def extend(
     """Appends the tokens `ids` [B, W] to the hypotheses `parents` [B, W], or each to its own."""
     if parents is not None and spec.num_hypotheses > 1:
         # The KV cache stays where it is; the ancestors say which of its entries belong to whom.
-        moved = {name: part for name, part in state.model.items() if name != "kv_cache"}
+        moved = {"recurrent_state": state.model.recurrent_state, "coverage": state.model.coverage}
         tokens, ancestors, moved, constraints = _of_parents(
             (state.tokens, state.ancestors, moved, state.constraints), parents
         )
         state = state._replace(
-            tokens=tokens, ancestors=ancestors, model=state.model | moved, constraints=constraints
+            tokens=tokens,
+            ancestors=ancestors,
+            model=state.model._replace(**moved),
+            constraints=constraints,
         )
     return state._replace(
         time=state.time + 1,
         ids=ids,
         tokens=tf.where(spec.positions == state.time, ids[..., None], state.tokens),
         constraints=tuple(
-            constraint.update(its_state, ids, its_inputs)
-            for constraint, its_inputs, its_state in zip(
+            constraint.update(memory, ids, parameters)
+            for constraint, parameters, memory in zip(
                 spec.constraints, inputs.constraints, state.constraints, strict=True
             )
         ),

@@ -46,22 +46,20 @@ class Hypotheses(NamedTuple):
 
 
 class SearchSpec(NamedTuple):
-    """What is the same for all sentences."""
+    """Constants of all sentences."""
 
     step: StepFunction
-    projection: Any  # the part of the model's state that serves all sentences
     num_hypotheses: int  # W
     positions: Tensor  # int32 [L], 0 to L - 1; L is the largest of the max lengths, plus EOS
     capacities: tuple[int, ...]  # of the KV cache, now and later; empty if it grows at every step
-    constraints: tuple[Constraint, ...]  # in the order in which they are asked
+    constraints: tuple[Constraint, ...]  # in the order in which they are called
     eos_id: int
     pad_id: int
 
 
 class SentenceInputs(NamedTuple):
-    """What differs from sentence to sentence and never changes; a nest of tensors [B, ...]."""
+    """Constants of each sentence; a nest of tensors [B, ...]."""
 
-    context: Any  # the part of the model's state that belongs to the source sentences
     forbidden_ids: Tensor  # int32 [B, 1, 2], never generated: PAD and BOS (unless BOS is EOS)
     max_lengths: Tensor  # int32 [B], tokens before EOS, 0 or more
     length_divisors: Tensor  # float32 [B, L + 1, 1], of translations with 0, 1, 2 ... tokens
@@ -91,10 +89,10 @@ class State(NamedTuple):
     ids: Tensor  # int32 [B, W], the newest tokens, not yet read by the model
     tokens: Tensor  # int32 [B, W, L], all of them without BOS, then PAD
     ancestors: Tensor  # int32 [B, W, L], see `DecodingState`; -1 where there is no token yet
-    model: dict[str, Any]  # the changing parts of the model's `DecodingState`, by name
+    model: DecodingState  # after the tokens that the model has read
     constraints: tuple[Any, ...]  # the state of each constraint
     finished: Finished
-    history: dict[str, Tensor]  # [B, L, W, ...], what each step notes for details, see `_trace`
+    history: dict[str, Tensor]  # [B, L, W, ...], the notes of each step for details, see `_trace`
 
 
 Step = Callable[[SearchSpec, SentenceInputs, State], State]
@@ -118,7 +116,7 @@ def start_search(
     pad_id: int = PAD_ID,
     options: Mapping[str, Tensor] | None = None,
 ) -> tuple[SearchSpec, SentenceInputs, State]:
-    """Returns the first state of a search, of W empty hypotheses, and what stays the same.
+    """Returns the constants of a search, and its first state, of W empty hypotheses.
 
     `num_finished` translations are kept, W by default; `options` are parameters of one kind of
     search only. For the others see `beam_search`.
@@ -145,7 +143,6 @@ def start_search(
     # Some models start with EOS, and EOS must remain allowed.
     forbidden_bos = tf.where(bos_ids == eos_id, pad_id, bos_ids)
     inputs = SentenceInputs(
-        context=state.context,
         forbidden_ids=tf.stack([tf.fill([batch_size], pad_id), forbidden_bos], axis=1)[:, None],
         max_lengths=max_lengths,
         length_divisors=divisors[..., None],
@@ -158,7 +155,6 @@ def start_search(
     )
     spec = SearchSpec(
         step=step,
-        projection=state.projection,
         num_hypotheses=num_hypotheses,
         positions=tf.range(result_length),
         capacities=() if max_length_bound is None else kv_cache_capacities(max_length_bound),
@@ -166,15 +162,12 @@ def start_search(
         eos_id=eos_id,
         pad_id=pad_id,
     )
-    model = {"recurrent_state": state.recurrent_state, "kv_cache": state.kv_cache}
-    if state.coverage is not None:
-        model["coverage"] = state.coverage
     history = {}
     if details:
-        noted = [batch_size, result_length, num_hypotheses]
-        history["log_probs"] = tf.zeros(noted)
+        shape = [batch_size, result_length, num_hypotheses]
+        history["log_probs"] = tf.zeros(shape)
         if state.coverage is not None:
-            history["attention"] = tf.zeros([*noted, tf.shape(state.coverage)[2]])
+            history["attention"] = tf.zeros([*shape, tf.shape(state.coverage)[2]])
 
     def filled(count: int, value: int) -> Tensor:  # [B, count, L]
         tokens = tf.fill([batch_size, count, result_length], value)
@@ -187,10 +180,10 @@ def start_search(
         ids=tf.repeat(bos_ids[:, None], num_hypotheses, axis=1),
         tokens=filled(num_hypotheses, pad_id),
         ancestors=filled(num_hypotheses, -1),
-        model=model,
+        model=state,
         constraints=tuple(
-            constraint.initial_state(its_inputs, num_hypotheses)
-            for constraint, its_inputs in zip(constraints, inputs.constraints, strict=True)
+            constraint.initial_state(parameters, num_hypotheses)
+            for constraint, parameters in zip(constraints, inputs.constraints, strict=True)
         ),
         finished=Finished(
             scores=tf.fill([batch_size, count], NOTHING),
@@ -218,7 +211,7 @@ def repeat_for_each_sentence(values: Any, batch_size: Tensor) -> Any:
 
 
 def run_search(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State) -> Hypotheses:
-    """Runs steps until every sentence is done, and returns what they found."""
+    """Runs steps until every sentence is done, and returns the best translations."""
     run = _run_in_stages if spec.capacities else _run_on_shrinking_batch
     return _make_hypotheses(*run(step, spec, inputs, state), spec)
 
@@ -232,9 +225,11 @@ def _run_on_shrinking_batch(
 ) -> _Results:
     """Runs steps; sentences that are done leave the batch and cost no more work."""
     max_time = tf.size(spec.positions)  # only reached if the model's logits are NaN
+    model = state.model
 
-    def shrink_batch(rows: Tensor, inputs: Any, state: State, results: Any) -> Any:
+    def shrink_batch(rows: Tensor, inputs: Any, variables: Any, results: Any) -> Any:
         # Dropping sentences copies the others, so it waits until a quarter are done.
+        state = _join(variables, model)
         state = _run_steps(functools.partial(step, spec, inputs), state, 0.75, max_time)
         all_rows = tf.range(tf.shape(results[0].scores)[0])
         results = tf.nest.map_structure(
@@ -243,16 +238,17 @@ def _run_on_shrinking_batch(
             (state.finished, state.history),
         )
         open_rows = tf.where(_is_open(state))[:, 0]
-        rows, inputs, state = tf.nest.map_structure(
+        rows, inputs, variables = tf.nest.map_structure(
             lambda leaf: tf.gather(leaf, open_rows) if leaf.shape.rank else leaf,
-            (rows, inputs, state),
+            (rows, inputs, _split(state, "context", *_CHANGING)),
         )
-        return rows, inputs, state, results
+        return rows, inputs, variables, results
 
     rows = tf.range(tf.shape(state.ids)[0])
-    variables = (rows, inputs, state, (state.finished, state.history))
+    first = _split(state, "context", *_CHANGING)
+    variables = (rows, inputs, first, (state.finished, state.history))
     *_, results = tf.while_loop(
-        lambda rows, inputs, state, _: (tf.shape(rows)[0] > 0) & (state.time < max_time),
+        lambda rows, inputs, variables, _: (tf.shape(rows)[0] > 0) & (variables[0].time < max_time),
         shrink_batch,
         variables,
         shape_invariants=tf.nest.map_structure(_changing_shape, variables),
@@ -269,15 +265,38 @@ def _run_steps(
     step: Callable[[State], State], state: State, share: float, max_time: Tensor
 ) -> State:
     """Runs steps while more than this share of the sentences are open, up to `max_time`."""
-    shapes = tf.nest.map_structure(lambda leaf: _changing_shape(leaf, leaf.shape[:1]), state)
-    (state,) = tf.while_loop(
-        lambda state: tf.reduce_mean(tf.cast(_is_open(state), tf.float32)) > share,
-        lambda state: (step(state),),
-        (state,),
-        shape_invariants=(shapes,),
+    model = state.model
+    variables = _split(state, *_CHANGING)
+    variables = tf.while_loop(
+        lambda state, _: tf.reduce_mean(tf.cast(_is_open(state), tf.float32)) > share,
+        lambda *variables: _split(step(_join(variables, model)), *_CHANGING),
+        variables,
+        shape_invariants=tf.nest.map_structure(
+            lambda leaf: _changing_shape(leaf, leaf.shape[:1]), variables
+        ),
         maximum_iterations=max_time - state.time,
     )
-    return state
+    return _join(variables, model)
+
+
+# The variables of a loop are tensors, and each one that never changes costs time at every step. So
+# the model's state takes part in the changing fields that it has.
+_CHANGING = ("recurrent_state", "kv_cache", "coverage")
+_Variables = tuple[State, dict[str, Any]]
+
+
+def _split(state: State, *names: str) -> _Variables:
+    """Returns a state without its model's, and the fields of that one with these names."""
+    fields = {name: getattr(state.model, name) for name in names}
+    return state._replace(model=()), {  # type: ignore[arg-type]  # nothing, while it is split
+        name: field for name, field in fields.items() if field is not None
+    }
+
+
+def _join(variables: _Variables, model: DecodingState) -> State:
+    """Returns the whole state; the other fields are those of `model`."""
+    state, fields = variables
+    return state._replace(model=model._replace(**fields))
 
 
 def _changing_shape(leaf: Tensor, first: Any = (None,)) -> tf.TensorShape:
@@ -328,9 +347,9 @@ def _run_in_stages(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: 
     def continue_with_more_room() -> _Results:
         kv_cache = tf.nest.map_structure(
             lambda leaf: tf.pad(leaf, [[0, 0]] * (leaf.shape.rank - 2) + [[0, missing], [0, 0]]),
-            state.model["kv_cache"],
+            state.model.kv_cache,
         )
-        model = state.model | {"kv_cache": kv_cache}
+        model = state.model._replace(kv_cache=kv_cache)
         return _run_in_stages(step, spec, inputs, state._replace(model=model))
 
     return tf.cond(
@@ -358,7 +377,7 @@ def _make_hypotheses(
 def _trace(
     history: Mapping[str, Tensor], finished: Finished, is_token: Tensor
 ) -> dict[str, Tensor]:
-    """Returns `Hypotheses.details`: what the steps noted of each translation's ancestors.
+    """Returns `Hypotheses.details`: the notes of the steps about each translation's ancestors.
 
     `is_token`, bool [B, N, L], is False for padding.
     """
@@ -366,9 +385,9 @@ def _trace(
     places = tf.transpose(places, [0, 2, 1])  # [B, L, N]
     traced = {
         name: tf.transpose(
-            tf.gather(noted, places, batch_dims=2), [0, 2, 1, *range(3, noted.shape.rank)]
+            tf.gather(notes, places, batch_dims=2), [0, 2, 1, *range(3, notes.shape.rank)]
         )
-        for name, noted in history.items()
+        for name, notes in history.items()
     }  # [B, N, L, ...]
     # The steps noted sums: a token's log-probability is what the next step, or the end, has more.
     before = tf.where(is_token, traced["log_probs"], finished.log_probs[..., None])

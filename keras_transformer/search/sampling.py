@@ -85,7 +85,7 @@ def sample(
 
 def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
     """Continues each hypothesis by one sampled token."""
-    logits, state = read(spec, inputs, state)
+    logits, state = read(spec, state)
     log_probs = next_log_probs(logits, spec, read_rules(spec, inputs, state))  # [B, W, V]
     options = inputs.options
     filtered = apply_temperature(log_probs, options["temperature"])
