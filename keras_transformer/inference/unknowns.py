@@ -49,7 +49,9 @@ def copy_unknowns(
     # As long as the source, and a last column for tokens that stay.
     words = tf.pad(words, [[0, 0], [0, 2]], constant_values=_UNKNOWN)[:, : size + 1]
 
-    parts = tf.strings.split(tf.reshape(translations, [-1]), _UNKNOWN).to_tensor("")
+    # Sparse, since a ragged tensor takes many more operations.
+    parts = tf.compat.v1.strings.split(tf.reshape(translations, [-1]), _UNKNOWN)
+    parts = tf.sparse.to_dense(parts, default_value="")
     parts = tf.reshape(parts, [-1, ids.shape[1], tf.shape(parts)[1]])  # [B, N, P]
     places = tf.range(tf.shape(parts)[2])  # of the unknown token after each part
     first = 0 if prefix is None else tf.reduce_sum(tf.cast(prefix == UNK_ID, tf.int32), 1, True)

@@ -73,8 +73,11 @@ class Tokenizer(tf.Module):
         words = tf.strings.split(text, " ") if self.vocabulary.cuts_words_apart else None
         flat = text if words is None else words.flat_values
         ids, starts, ends = self._sentencepiece().tokenize_with_offsets(flat)
-        whole = tf.repeat(flat, starts.row_lengths())
-        parts = tf.strings.substr(whole, starts.flat_values, ends.flat_values - starts.flat_values)
+        places = tf.range(tf.size(starts.flat_values, tf.int64))
+        rows = tf.searchsorted(starts.row_splits, places, side="right") - 1
+        parts = tf.strings.substr(
+            tf.gather(flat, rows), starts.flat_values, ends.flat_values - starts.flat_values
+        )
         if self.vocabulary.language_codes:
             parts = tf.strings.regex_replace(parts, _UNKNOWN_CODE, "⁇")
         surfaces = ids.with_flat_values(parts)

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.inference.batch_translator import signature_inputs
-from keras_transformer.models import Ensemble, Transformer
+from keras_transformer.models import Ensemble, Transformer, build_model
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]
 _AS_EXPORTED = {tf.string: "", tf.int32: -1, tf.float32: -1.0}
@@ -209,3 +209,14 @@ def test_coverage_penalty_of_a_sentence_needs_attention(two_best):
     translator = Translator(bare, *_vocabularies(two_best))
     with pytest.raises(InputError, match="the model has no option coverage_penalty that can"):
         translator.translate(["two"], coverage_penalty=0.2)
+
+
+@pytest.mark.slow
+def test_graph_of_tiny_is_small(trained):
+    """Tracing and the first call take time for each operation; a second decoder had 3,600 more."""
+    vocabulary = trained[1]
+    model = build_model(ModelConfig.preset("tiny", vocabulary_size=vocabulary.size))
+    translator = Translator(model, vocabulary)
+    graph = translator.function("serving_default").graph.as_graph_def()
+    functions = graph.library.function
+    assert len(graph.node) + sum(len(function.node_def) for function in functions) < 3_200
