@@ -53,7 +53,8 @@ class LayerType(NamedTuple):
         complexity: per layer, as the table writes it.
         exponent: of n in that.
         is_sequential: whether n operations must follow each other, and not 1.
-        path: gives the layers that connect positions 1 and n, from n and r.
+        path: gives the layers, or the steps of a recurrent one, that connect positions 1 and n,
+            from n and r.
     """
 
     make: Callable[[int, int, int], keras.layers.Layer]
@@ -74,6 +75,10 @@ def _convolution(d: int, **options: Any) -> keras.layers.Conv1D:
 
 def _in_one(n: int, r: int) -> int:
     return 1
+
+
+def _in_all_steps(n: int, r: int) -> int:
+    return n
 
 
 def _in_steps_of_a_kernel(n: int, r: int) -> int:
@@ -104,7 +109,8 @@ LAYER_TYPES = {
         _in_steps_of_a_window,
     ),
     "recurrent": LayerType(
-        lambda d, r, _: keras.layers.SimpleRNN(d, return_sequences=True), "n d^2", 1, True, _in_one
+        lambda d, r, _: keras.layers.SimpleRNN(d, return_sequences=True), "n d^2", 1, True,
+        _in_all_steps,
     ),
     "convolution": LayerType(
         lambda d, r, _: _convolution(d), "k n d^2", 1, False, _in_steps_of_a_kernel
@@ -139,8 +145,11 @@ def count_operations(name: str, n: int, d: int, r: int) -> int:
 
 
 def longest_path(name: str, n: int, d: int, r: int) -> int:
-    """Returns the smallest number of stacked layers in which a gradient from the last position of
-    the output reaches the first position of the input.
+    """Returns the path length from the first position of the input to the last of the output.
+
+    It is the smallest number of stacked layers in which a gradient gets through, times the steps
+    that follow each other within a layer: a recurrent one passes its state on from each position to
+    the next.
     """
     keras.utils.set_random_seed(1)
     x = tf.random.normal((1, n, d))
@@ -154,7 +163,7 @@ def longest_path(name: str, n: int, d: int, r: int) -> int:
                 y = layer(y)
             last = y[0, -1]
         if tf.reduce_any(tape.gradient(last, x)[0, 0] != 0):
-            return len(stack)
+            return len(stack) * (n if LAYER_TYPES[name].is_sequential else 1)
 
 
 Figures = dict[str, Any]

@@ -95,6 +95,7 @@ def test_layers_measure_table_1(measure, monkeypatch):
 
     for name, kind in layers.LAYER_TYPES.items():
         assert layers.longest_path(name, 33, 4, 9) == kind.path(33, 9), name
+    assert layers.longest_path("recurrent", 33, 4, 9) == 33  # O(n) in the paper
     # Each layer and length takes a process.
     attention = {"self-attention": layers.LAYER_TYPES["self-attention"]}
     monkeypatch.setattr(layers, "LAYER_TYPES", attention)
