@@ -46,8 +46,9 @@ def copy_unknowns(
     )
     is_text = ~tf.strings.regex_full_match(words, f".*{_REPLACEMENT}.*|")
     words = tf.where(is_text, words, _UNKNOWN)
-    # As long as the source, and a last column for tokens that stay.
-    words = tf.pad(words, [[0, 0], [0, 2]], constant_values=_UNKNOWN)[:, : size + 1]
+    # Those of the source, without what it does not read, and two columns for EOS and for tokens
+    # that stay.
+    words = tf.pad(words[:, : size - 1], [[0, 0], [0, 2]], constant_values=_UNKNOWN)
 
     # Sparse, since a ragged tensor takes many more operations.
     parts = tf.compat.v1.strings.split(tf.reshape(translations, [-1]), _UNKNOWN)

@@ -47,6 +47,16 @@ def test_tokens_of_the_prefix_stay_and_count_for_none():
     assert _copy(["⁇ ⁇ ⁇"], "ANNA BOB", [UNK_ID, PAD_ID]) == ["⁇ ANNA BOB"]
 
 
+def test_words_that_are_not_read_are_not_copied():
+    text = copy_unknowns(
+        tf.constant([["⁇ a"]]),
+        tf.constant([[[UNK_ID, _KNOWN, EOS_ID]]]),
+        tf.constant([[_KNOWN, _KNOWN, EOS_ID]]),
+        tf.ragged.constant([["a", "b", "c", "d", "ANNA"]]),
+    )
+    assert text.numpy().item().decode() == "⁇ a"
+
+
 def test_text_with_another_mark_than_the_token_stays():
     """A vocabulary that has the character itself does not show which mark is the token."""
     text = copy_unknowns(
