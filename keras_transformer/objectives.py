@@ -163,9 +163,9 @@ def smoothed_cross_entropy(
                 probabilities = ops.exp(logits - normalizer[:, None])
                 return (probabilities - smoothing / size - expected) * slope
             others = (ops.softmax(logits) - smoothing / size) * slope  # [N, V]
-            own = ops.take_along_axis(others, labels[:, None], axis=-1) - (1 - smoothing) * slope
+            right = ops.take_along_axis(others, labels[:, None], axis=-1) - (1 - smoothing) * slope
             rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
-            return ops.scatter_update(others, rows, own[:, 0])
+            return ops.scatter_update(others, rows, right[:, 0])
 
         return value, gradient
 

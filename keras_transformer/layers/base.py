@@ -37,7 +37,7 @@ class Layer(keras.layers.Layer):
         return tuple(input_shape)
 
     def get_build_config(self) -> dict[str, Any] | None:
-        """Returns Keras's, with the states of the sublayers that weights of a file need."""
+        """Returns Keras's configuration, and the states of sublayers that files of weights need."""
         config, states = super().get_build_config(), layer_states(self)
         return config if config is None or not states else {**config, "layers": states}
 

@@ -149,14 +149,14 @@ def _normalized(x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, dtype: st
                 return ops.mean(values, axis=-1, keepdims=True)
 
             normal, u = centered * scale, upstream * gain
-            of_x = scale * (u - mean_of(u) - normal * mean_of(u * normal))
+            x_gradient = scale * (u - mean_of(u) - normal * mean_of(u * normal))
             shared_mean, shared_scale = barrier(mean, scale)
             normal = (ops.cast(x, dtype) - shared_mean) * shared_scale
             vectors = list(range(len(x.shape) - 1))
-            of_gain, of_bias = (
+            gain_gradient, bias_gradient = (
                 ops.sum(values, axis=vectors) for values in (upstream * normal, upstream)
             )
-            return ops.cast(of_x, x.dtype), of_gain, of_bias
+            return ops.cast(x_gradient, x.dtype), gain_gradient, bias_gradient
 
         return centered * scale * gain + bias, gradient
 

@@ -153,11 +153,11 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             with safe_open(filepath, framework="numpy") as file:
                 layers = json.loads(file.metadata()["layers"])
                 weights = {path: file.get_tensor(path) for path in file.keys()}  # noqa: SIM118
-            own = layer_states(self).get("lora")
+            present = layer_states(self).get("lora")
             _check_lora_sizes(sublayers(self), layers, weights)
-            if own is None:
+            if present is None:
                 self._add_lora(layers)
-            elif own != layers:
+            elif present != layers:
                 raise ValueError("layers, ranks or alphas differ from those of the model")
             for path, weight in weights_by_path(self).items():
                 if path in weights:
@@ -531,6 +531,6 @@ def _check_lora_sizes(
     for path, options in states.items():
         rows, columns = layers[path].kernel.shape
         for name, shape in (("a", (rows, options["rank"])), ("b", (options["rank"], columns))):
-            found = weights[f"{path}/lora_kernel_{name}"].shape
-            if found != shape:
-                raise ValueError(f"lora_kernel_{name} of {path} is {found}, not {shape}")
+            actual = weights[f"{path}/lora_kernel_{name}"].shape
+            if actual != shape:
+                raise ValueError(f"lora_kernel_{name} of {path} is {actual}, not {shape}")

@@ -243,7 +243,7 @@ class Transformer(TransformerModel):
     def _embed(
         self, side: str, ids: Tensor, offset: Tensor | int = 0, training: bool | None = None
     ) -> Tensor:
-        """Returns what enters the encoder or the decoder, [..., D], for ids [...] (3.4, 3.5).
+        """Returns the inputs [..., D] of the encoder or the decoder for ids [...] (3.4, 3.5).
 
         Args:
             side: "source" or "target".
