@@ -6,6 +6,7 @@ A question has "folder", "source", and for padded ids a "target" with the start 
 "search", options of `generate`. Prints a list of answers.
 """
 
+import functools
 import json
 import sys
 
@@ -33,8 +34,13 @@ def translated(model, tokenizer, source, search):
     }
 
 
+@functools.cache
+def load(folder):
+    return transformers.MarianMTModel.from_pretrained(folder, output_loading_info=True)
+
+
 def answer(folder, source, target=None, search=None):
-    model, report = transformers.MarianMTModel.from_pretrained(folder, output_loading_info=True)
+    model, report = load(folder)
     found = {"left_over": sorted(report["unexpected_keys"]) + sorted(report["missing_keys"])}
     if isinstance(source[0], list):
         return found | forced(model, source, target)

@@ -8,6 +8,7 @@ import random
 
 import keras
 import numpy as np
+import opus_big
 import pytest
 import tensorflow as tf
 from samples import make_model, some_ids
@@ -149,6 +150,34 @@ def test_transformers_computes_our_log_probs(ask, vocabulary, tmp_path):
             np.array(answer["log_probs"])[is_real], log_probs_of(model)[is_real], atol=1e-4,
             err_msg=name,
         )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_model_with_65001_tokens_is_searched_as_in_transformers(ask, sample_model, tmp_path):
+    """With the length penalty and the rule for the end of a sentence that OPUS-MT models have."""
+    tokenizers, folder, longest = sample_model("opus_tokenizers"), tmp_path / "big", 40
+    opus_big.write(tokenizers, folder)
+    lines = (tokenizers / "source.jsonl").read_text(encoding="utf-8").splitlines()[:40]
+    texts = [text for line in lines if len(text := json.loads(line)["text"]) < 60][:4]
+    foreign = read_model(folder)
+    assert foreign.search["length_penalty"] == 1.0 and foreign.search["early_stop"] == "current"
+    model, questions, expected, lengths = foreign.to_model(), [], [], []
+    for num_beams in (1, 4, 6):
+        limits = {"max_length": longest, "max_extra_length": longest, "beam_size": num_beams}
+        search = SearchConfig(**foreign.search | limits | {"replace_unknowns": False})
+        translator = Translator(model, *foreign.vocabularies, search)
+        expected.append(translator.translate(texts, details=True))
+        lengths += [len(best.tokens) for best in expected[-1]]
+        options = {"num_beams": num_beams, "max_length": longest + 2}  # the start and the end
+        questions.append({"folder": folder, "source": texts, "search": options})
+    assert sum(3 < length <= longest for length in lengths) >= 4, lengths  # ended by themselves
+    for answer, translations in zip(ask(*questions), expected, strict=True):
+        assert answer["left_over"] == []
+        assert answer["texts"] == [best.text for best in translations]
+        if answer["scores"] is not None:
+            ended = [len(best.tokens) <= longest for best in translations]
+            scores = np.array([best.score for best in translations])
+            np.testing.assert_allclose(np.array(answer["scores"])[ended], scores[ended], atol=1e-4)
 
 
 @pytest.mark.slow
