@@ -76,7 +76,7 @@ def test_batches_run_in_the_smallest_fitting_program(compiled, monkeypatch, coun
 def test_options_use_the_plain_graph(compiled, monkeypatch):
     monkeypatch.setattr(compiled, "_compiled", lambda source: pytest.fail("uses XLA"))
     sentences = ["hello two cat", "", "sun " * 9]
-    found = compiled.translate(sentences, max_length=[2, -1, 4], prefix=["", "木", "木"])
+    found = compiled.translate(sentences, max_length=[2, None, 4], prefix=[None, "木", "木"])
     short, blank, begun = (best.text.split() for best in found)
     assert len(short) == 2 and not blank
     assert begun[0] == "木" and len(begun) <= 4
