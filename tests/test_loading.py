@@ -60,8 +60,9 @@ def test_model_of_another_toolkit_is_loaded(sample_model):
     assert str(translator.translate("a"))
     assert str(translator.translate(">>deu<<a"))
     for ask in (translator.translate, lambda texts: translator.score(texts, ["b"])):
-        with pytest.raises(InputError, match="no language code >>de<<; it has 2, for ex"):
-            ask([">>de<< a"])
+        for text in (">>de<< a", "\ufeff>>de<< a"):
+            with pytest.raises(InputError, match="no language code >>de<<; it has 2, for ex"):
+                ask([text])
 
 
 def test_export_to_ctranslate2_is_loaded(trained, tmp_path):

@@ -85,11 +85,13 @@ class BatchTranslator(SentenceTranslator):
         self, options: Mapping[str, Any], columns: Mapping[str, InputValues]
     ) -> None:
         longest = self._max_extra_length
-        if longest is not None and (most := max(columns["max_extra_length"].values)) > longest:
-            raise InputError(
-                f"max_extra_length can be at most the translator's own, {longest}, got {most}; "
-                "load or export it with a larger one"
-            )
+        if longest is not None:
+            most = max(columns["max_extra_length"].values, default=0)
+            if most > longest:
+                raise InputError(
+                    "max_extra_length can be at most the translator's own, "
+                    f"{longest}, got {most}; load or export it with a larger one"
+                )
         if self._target is None:
             return
         for name in ("prefix", "banned_phrases"):

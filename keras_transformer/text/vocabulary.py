@@ -332,7 +332,7 @@ def check_not_one_text(texts: Iterable[Text]) -> None:
 
 def check_language_code(text: str, codes: Sequence[str]) -> None:
     """Raises `InputError` if a text begins with a language code and a model has only others."""
-    match = re.match(LANGUAGE_CODE, text) if codes else None
+    match = re.match(LANGUAGE_CODE, text.lstrip(INVISIBLE)) if codes else None
     if match is None or match[1] in codes:
         return
     names = {code[2:-2]: code for code in codes}

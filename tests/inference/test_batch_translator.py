@@ -209,6 +209,7 @@ def test_one_unknown_phrase_of_many_is_a_warning(two_best, options):
 
 def test_longer_outputs_than_the_translator_allows_are_rejected(two_best):
     limit = two_best.search.max_extra_length
+    assert two_best.translate([], max_extra_length=limit) == []
     message = f"max_extra_length can be at most the translator's own, {limit}, got {limit + 1}"
     with pytest.raises(InputError, match=message):
         two_best.translate(["sun", "cat"], max_extra_length=[None, limit + 1])
