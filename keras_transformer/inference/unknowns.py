@@ -53,7 +53,7 @@ def copy_unknowns(
     # Sparse, since a ragged tensor takes many more operations.
     parts = tf.compat.v1.strings.split(tf.reshape(translations, [-1]), _UNKNOWN)
     parts = tf.sparse.to_dense(parts, default_value="")
-    parts = tf.reshape(parts, [-1, ids.shape[1], tf.shape(parts)[1]])  # [B, N, P]
+    parts = tf.reshape(parts, [tf.shape(ids)[0], ids.shape[1], tf.shape(parts)[1]])  # [B, N, P]
     places = tf.range(tf.shape(parts)[2])  # of the unknown token after each part
     first = 0 if prefix is None else tf.reduce_sum(tf.cast(prefix == UNK_ID, tf.int32), 1, True)
     index = tf.minimum(places - first, last)  # [B, P], negative for tokens that stay

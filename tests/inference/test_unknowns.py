@@ -57,6 +57,13 @@ def test_words_that_are_not_read_are_not_copied():
     assert text.numpy().item().decode() == "⁇ a"
 
 
+def test_no_sentences_have_no_translations():
+    nothing = tf.zeros([0, 1], tf.string)
+    surfaces = tf.RaggedTensor.from_tensor(nothing)
+    ids = tf.zeros([0, 1, 1], tf.int32)
+    assert copy_unknowns(nothing, ids, tf.zeros([0, 1], tf.int32), surfaces).shape == (0, 1)
+
+
 def test_text_with_another_mark_than_the_token_stays():
     """A vocabulary that has the character itself does not show which mark is the token."""
     text = copy_unknowns(
