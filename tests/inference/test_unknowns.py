@@ -58,10 +58,9 @@ def test_words_that_are_not_read_are_not_copied():
 
 
 def test_no_sentences_have_no_translations():
-    nothing = tf.zeros([0, 1], tf.string)
-    surfaces = tf.RaggedTensor.from_tensor(nothing)
-    ids = tf.zeros([0, 1, 1], tf.int32)
-    assert copy_unknowns(nothing, ids, tf.zeros([0, 1], tf.int32), surfaces).shape == (0, 1)
+    ids, source = tf.zeros([0, 1, 1], tf.int32), tf.zeros([0, 1], tf.int32)
+    surfaces = tf.RaggedTensor.from_row_splits(tf.zeros([0], tf.string), [0])
+    assert copy_unknowns(tf.zeros([0, 1], tf.string), ids, source, surfaces).shape == (0, 1)
 
 
 def test_text_with_another_mark_than_the_token_stays():
