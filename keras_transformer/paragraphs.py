@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
+from keras_transformer.config import LANGUAGE_CODE
 from keras_transformer.errors import InputError, check_choice, needs_extra
 from keras_transformer.sentences import SentenceTranslator, text_input
 
@@ -64,7 +65,8 @@ class SplitParagraphs:
         language: as in `translate_paragraphs`.
 
     Attributes:
-        sentences: of all paragraphs, none of them blank, without the spaces around them.
+        sentences: of all paragraphs, none of them blank, without the spaces around them. A
+            language code that begins a paragraph, such as ">>deu<<", begins each of its sentences.
         rows: the index of the paragraph of each sentence.
     """
 
@@ -74,12 +76,17 @@ class SplitParagraphs:
             from pysbd.languages import LANGUAGE_CODES
         check_choice("the language of sentences", language, sorted(LANGUAGE_CODES))
         segmenter = pysbd.Segmenter(language=language, clean=False)
-        self._paragraphs = text_input("paragraphs", paragraphs).values
+        texts = text_input("paragraphs", paragraphs).values
+        codes = [re.match(LANGUAGE_CODE, text) for text in texts]
+        self._paragraphs = [
+            text[code.end() :] if code else text for text, code in zip(texts, codes, strict=True)
+        ]
         self._spans = [list(_find_spans(text, segmenter)) for text in self._paragraphs]
         self.sentences: list[str] = []
         self.rows: list[int] = []
         for row, (paragraph, spans) in enumerate(zip(self._paragraphs, self._spans, strict=True)):
-            self.sentences += [paragraph[start:end] for start, end in spans]
+            code = f"{match[1]} " if (match := codes[row]) else ""
+            self.sentences += [code + paragraph[start:end] for start, end in spans]
             self.rows += [row] * len(spans)
 
     def join(self, translations: Sequence[str]) -> list[str]:

@@ -152,3 +152,9 @@ def test_wrong_use_is_rejected(monkeypatch):
     monkeypatch.setitem(sys.modules, "pysbd", None)
     with pytest.raises(InputError, match=r"run pip install '.\[sentences\]' in"):
         SplitParagraphs(["One."], "en")
+
+
+def test_each_sentence_has_the_language_code_of_its_paragraph():
+    split = SplitParagraphs([">>deu<< A dog runs.  A cat sleeps.", "No."], "en")
+    assert split.sentences == [">>deu<< A dog runs.", ">>deu<< A cat sleeps.", "No."]
+    assert split.join(["Ja.", "Gut.", "Nein."]) == ["Ja.  Gut.", "Nein."]

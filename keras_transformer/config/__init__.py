@@ -8,6 +8,7 @@ from keras_transformer.config.data import DEFAULT_VOCABULARY_SIZE, EXTEND, DataC
 from keras_transformer.config.model import (
     BOS_ID,
     EOS_ID,
+    LANGUAGE_CODE,
     NUM_RESERVED,
     PAD_ID,
     UNK_ID,
@@ -28,6 +29,7 @@ __all__ = [
     "DEFAULT_VOCABULARY_SIZE",
     "EOS_ID",
     "EXTEND",
+    "LANGUAGE_CODE",
     "NUM_RESERVED",
     "PAD_ID",
     "TRAINING_PRESETS",

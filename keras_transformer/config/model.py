@@ -22,6 +22,9 @@ BOS_ID = 2
 EOS_ID = 3
 NUM_RESERVED = 4  # their number; the ids of other tokens follow
 WORD_START = "\u2581"  # SentencePiece writes it instead of a space
+# A code at the beginning of a text, such as ">>deu<<", selects the language that OPUS-MT models for
+# several languages translate into. A pattern of Python and of TensorFlow.
+LANGUAGE_CODE = r"[ \t\n\f\r]*(>>[^<> \t\n\f\r]+<<)[ \t\n\f\r]*"
 
 
 Preset = Mapping[str, Any]

@@ -23,9 +23,9 @@ except ImportError as error:  # it imports the Keras of TensorFlow
     ) from error
 
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
+from keras_transformer.config import BOS_ID, EOS_ID, LANGUAGE_CODE, PAD_ID, UNK_ID, WORD_START
 from keras_transformer.files import CONTROL_CHARACTERS
-from keras_transformer.text.vocabulary import INVISIBLE, LANGUAGE_CODE, Vocabulary
+from keras_transformer.text.vocabulary import INVISIBLE, Vocabulary
 
 _UNKNOWN_CODE = "\U0010fffd"  # for private use: no vocabulary has it
 

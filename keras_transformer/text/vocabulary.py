@@ -19,7 +19,7 @@ import sentencepiece
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from typing_extensions import Self
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, WORD_START
+from keras_transformer.config import BOS_ID, EOS_ID, LANGUAGE_CODE, PAD_ID, UNK_ID, WORD_START
 from keras_transformer.errors import InputError, as_text, check_unicode, writing
 from keras_transformer.files import local_path, replace_control_characters, write_atomically
 
@@ -37,9 +37,6 @@ _SOFT_HYPHEN = "\xad"
 MARKS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
 _JOINERS = "\u200c\u200d"
 INVISIBLE = f" {WORD_START}{_SPACES}{_SOFT_HYPHEN}{MARKS}{_JOINERS}"
-# A code at the beginning of a text, such as ">>deu<<", selects the language that OPUS-MT models for
-# several languages translate into. A pattern of Python and of TensorFlow.
-LANGUAGE_CODE = r"[ \t\n\f\r]*(>>[^<> \t\n\f\r]+<<)[ \t\n\f\r]*"
 # SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
 _SEED_IN_USE = threading.Lock()
 
