@@ -297,7 +297,8 @@ def next_log_probs(logits: Tensor, spec: SearchSpec, rules: Rules) -> Tensor:
         is_allowed = ~is_forced | (tf.range(log_probs.shape[2]) == forced)  # [B, 1, V]
         return tf.where(is_allowed, tf.where(is_forced, log_probs, allowed), tf.float32.min)
 
-    return _choose(spec, tf.reduce_any(is_forced), with_forced, lambda: allowed)
+    result = _choose(spec, tf.reduce_any(is_forced), with_forced, lambda: allowed)
+    return tf.ensure_shape(result, [None, spec.num_hypotheses, None])
 
 
 def _choose(

@@ -90,6 +90,7 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
     options = inputs.options
     filtered = apply_temperature(log_probs, options["temperature"])
     filtered = keep_most_probable(filtered, options["top_k"], options["top_p"])
+    filtered = tf.ensure_shape(filtered, [None, spec.num_hypotheses, None])
     ids = draw_tokens(filtered, options["seed"], state.time)  # [B, W]
     # Where every token is forbidden, so is the one that was drawn.
     totals = state.log_probs + tf.gather(log_probs, ids, batch_dims=2)

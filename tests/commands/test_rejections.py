@@ -110,7 +110,7 @@ def _contents(folder, *others):
         ("explore --run_dir=run --png=a.png --layer=2 sun", "--layer must be from 1 to 1, got 2"),
         ("explore --run_dir=run --png=a.png sun r", "take one sentence and one model"),
         ("explore --run_dir=run --png=a.png --checkpoint=150,300 sun", "one sentence and one"),
-        ("benchmark", "before the flags, one of train, decode, plan, layers; got nothing"),
+        ("benchmark", "one of train, decode, plan, layers, start, gpu_program; got nothing"),
         ("benchmark train --presets=tiny,huge", "--presets must be of ... 'huge'"),
         ("benchmark train --batch=128", "rows x length, such as 128x16 ... '128'"),
         ("benchmark train --device=gpu", "--device=gpu needs an NVIDIA driver"),

@@ -130,7 +130,7 @@ def test_compiled_loop_is_one_program_and_updates_no_integers(compiled):
         for node in some
         if node.op.startswith("TensorScatter")
     }
-    assert updated == {tf.float32.as_datatype_enum}  # on a GPU others run on the host
+    assert updated <= {tf.float32.as_datatype_enum}  # on a GPU others run on the host
 
 
 @pytest.mark.parametrize("shapes", [XlaShapes((), (3,)), XlaShapes((4, 1)), XlaShapes((0, 1))])
