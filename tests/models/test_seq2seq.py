@@ -52,7 +52,7 @@ def test_config_classes_and_presets_are_found_by_architecture(conv_config):
     config = conv_config(vocabulary_size=9, num_blocks=2)
     assert config.to_dict()["architecture"] == "conv"
     assert ModelConfig.from_dict(config.to_dict()) == config
-    assert set(ModelConfig.presets()) == {"tiny", "base", "big", "tiny-fast", "conv-tiny"}
+    assert set(ModelConfig.presets()) == {"tiny", "small", "base", "big", "tiny-fast", "conv-tiny"}
     expected = conv_config(vocabulary_size=9, model_dim=32, num_blocks=3)
     assert ModelConfig.preset("conv-tiny", vocabulary_size=9) == expected
     assert conv_config.preset("tiny", vocabulary_size=9) == expected
@@ -100,7 +100,7 @@ def extend_adapted():
         (lambda conv: build_model(conv(**SIZE)), "no model is registered for ConvConfig; register"),
         (
             lambda _: RecurrentConfig(**SIZE, attention_dim=4, attention_type="dot"),
-            "attention_dim 4 cannot be combined with attention_type",
+            "attention_dim cannot be combined with attention_type dot",
         ),
         (
             lambda _: CONFIGS["universal"].replace(norm_epsilon=0.0),
