@@ -47,9 +47,11 @@ _RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}  # of the trainer's o
 _MAX_LINE_CHARACTERS = 400
 _MAX_BYTES_A_CHARACTER = 4
 _TRAINER_UNKNOWN = "\u2585"  # the trainer skips every line that holds this character
-# Marks, which encoding drops, and control characters, which decoding makes spaces of, get no token.
+# What nobody sees gets no token: marks, soft hyphens, zero-width spaces and control characters, of
+# which decoding makes spaces.
 _LINE_SUBSTITUTES = str.maketrans(
-    dict.fromkeys(MARKS, "") | dict.fromkeys(CONTROLS + LINE_SEPARATORS + _TRAINER_UNKNOWN, " ")
+    dict.fromkeys(MARKS + "\xad", "")
+    | dict.fromkeys(CONTROLS + LINE_SEPARATORS + "\u200b" + _TRAINER_UNKNOWN, " ")
 )
 # Unigram scores are sums over threads, so they depend on this number; fixed, no machine differs.
 _NUM_TRAINER_THREADS = 16

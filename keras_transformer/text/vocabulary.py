@@ -127,7 +127,8 @@ class Vocabulary:
         soft hyphens of which no token has any. Marks of direction and of the order of bytes are
         always dropped. Characters that the model normalizes by itself are left to it.
         """
-        known = set("".join(self.pieces(range(self.size))))
+        used = [id_ for id_ in range(self.size) if not self._processor.is_unused(id_)]
+        known = set("".join(self.pieces(used)))
         forms = {c: self._normal_form(c) for c in _SPACES + _SOFT_HYPHEN + MARKS}
         forms = {c: form for c, form in forms.items() if form}
         unknown = {c for c, form in forms.items() if not known & form}

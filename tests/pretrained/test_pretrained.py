@@ -103,6 +103,12 @@ def test_shipped_model_is_small_has_a_card_and_translates(name):
     assert Translator.load(name).translate("Good morning.").text.strip()
 
 
+def test_invisible_characters_do_not_change_a_translation():
+    source = load_pretrained("en-de").source
+    marked = ["\ufeffA\xa0dog runs\xad.", "A dog\u200bruns.\u200e", "A\u202fdog\u3000runs.\u2028"]
+    assert source.encode(marked) == source.encode(["A dog runs."]) * 3
+
+
 @pytest.mark.slow
 def test_commands_take_the_name_of_a_model(packed, call, words, texts, tmp_path):
     result = call("translate.py", "--model=words", stdin=b"two cat\n")
