@@ -60,7 +60,7 @@ class TranslationTask(Task):
         None if no translation has the four words that BLEU needs.
         """
         references = self.postprocess(references, sources)
-        bleu, chrf = self._metrics()
+        bleu, chrf = self._bleu_and_chrf()
         result = bleu.corpus_score(outputs, [references])
         has_four_words = result.totals[-1] > 0
         return {
@@ -77,12 +77,12 @@ class TranslationTask(Task):
     ) -> dict[str, dict[str, float]]:
         """Returns the 95 % interval of "bleu", by sacreBLEU's bootstrap of 1,000 samples."""
         references = self.postprocess(references, sources)
-        bleu, _ = self._metrics()
+        bleu, _ = self._bleu_and_chrf()
         result = bleu.corpus_score(outputs, [references], n_bootstrap=1000)
         mean, half_width = result._mean, result._ci
         return {"bleu": {"low": mean - half_width, "high": mean + half_width}}
 
-    def _metrics(self) -> tuple["BLEU", "CHRF"]:
+    def _bleu_and_chrf(self) -> tuple["BLEU", "CHRF"]:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
 
@@ -104,7 +104,7 @@ class TranslationTask(Task):
 
         results = super().compare(systems, references, sources)
         joined = [self.postprocess(references, sources)]
-        bleu, chrf = self._metrics()
+        bleu, chrf = self._bleu_and_chrf()
         test = PairedTest(list(systems.items()), {"bleu": bleu, "chrf": chrf}, joined, "bs")
         signatures, scores = test()
         for name, label in zip(("bleu", "chrf"), signatures, strict=True):
