@@ -196,6 +196,8 @@ class DevMetric:
     def _is_cut(self, source: Sequence[int], output: Any) -> bool:
         """Whether an output has as many tokens, without EOS, as it may have."""
         longest = len(source) - 1 + self._search.max_extra_length
+        if len(source) == 1:  # a blank sentence has the empty output
+            return False
         return bool(np.count_nonzero(output) > min(longest, self._search.max_length or longest))
 
 
