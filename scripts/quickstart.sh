@@ -32,8 +32,8 @@ echo "Where is the station?" | "$python" scripts/translate.py --model=en-de
 
 step "3/6 Training a tiny Transformer to translate number names (one to three minutes on two cores)"
 "$python" scripts/train.py --run_dir="$folder/run" --preset=tiny --dataset=number_names/en-de \
-  --vocabulary_size=200 --dropout=0.1 --learning_rate=0.002 --warmup_steps=400 \
-  --train_steps=400 --checkpoint_steps=100 --average_last=2 --bleu_tokenize=char
+  --vocabulary_size=200 --dropout=0.1 --learning_rate=0.003 --warmup_steps=100 --schedule=cosine \
+  --train_steps=400 --checkpoint_steps=200 --average_last=1 --bleu_tokenize=char
 
 step "4/6 Translating 500 test numbers, which training never saw"
 "$python" - "$folder" <<'EOF'
