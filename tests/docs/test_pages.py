@@ -15,7 +15,7 @@ from keras_transformer.training.distribution import worker_of_environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SMALL = "--num_layers=1 --model_dim=16 --feed_forward_dim=16 --num_heads=2 --vocabulary_size=60"
-_SHORT = "--train_steps=2 --checkpoint_steps=2 --batch_tokens=512"
+_SHORT = "--train_steps=2 --warmup_steps=1 --checkpoint_steps=2 --batch_tokens=512"
 # A repeated flag counts the last time; these lack settings of every architecture or task.
 _SMALL_AND_SHORT = f"{_SMALL} {_SHORT}"
 _ONE_LAYER_AND_SHORT = f"--num_layers=1 {_SHORT}"
