@@ -68,7 +68,7 @@ def _n_best(translations):
 def test_loaded_export_matches_translator(exported, two_best, words):
     sentences = ["two two", "", "cat sun", "hello tree nonsense"] * 3
     loaded = load_exported(exported)
-    for options in ({}, dict(max_length=[2, -1, 3] * 4, prefix=["", "", "木"] * 4)):
+    for options in ({}, dict(max_length=[2, None, 3] * 4, prefix=["", "", "木"] * 4)):
         found = loaded.translate(sentences, **options)
         ours = two_best.translate(sentences, **options)
         for theirs, mine in zip(_n_best(found), _n_best(ours), strict=True):
