@@ -76,8 +76,8 @@ class TranslationMetrics(keras.callbacks.Callback):
         )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        found = self._translator.translate(self._text.source)
-        outputs = self._task.postprocess(list(map(str, found)), self._text.source)
+        translations = self._translator.translate(self._text.source)
+        outputs = self._task.postprocess(list(map(str, translations)), self._text.source)
         results = self._task.evaluate(outputs, self._text.target, self._text.source)
         if logs is not None:
             logs |= {"val_bleu": results["bleu"] or 0.0, "val_chrf": results["chrf"]}

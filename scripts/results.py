@@ -190,10 +190,11 @@ def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
         if flag not in recipe:
             continue
         path = data / pathlib.PurePath(recipe[flag]).relative_to("data")
-        found = [each for each in (path, path.with_name(path.name + ".gz")) if each.exists()]
-        if not found:
+        packed = path.with_name(path.name + ".gz")
+        test_set = path if path.exists() else packed
+        if not test_set.exists():
             return f"no {path}", False
-        command.append(f"--{option}={found[0]}")
+        command.append(f"--{option}={test_set}")
     options = ("task", "user_module", "remove_bpe", "bleu_tokenize", "bleu_lowercase")
     command += [
         f"--{name}={recipe[name]}" if recipe[name] else f"--{name}"

@@ -13,7 +13,7 @@ in_both_ways = pytest.mark.parametrize("uses_xla", [False, True], ids=["graph", 
 
 
 def outputs(layer, x, calls, uses_xla):
-    """Returns what the layer makes of x in several calls in training, [calls, ...]."""
+    """Returns the outputs of a layer in several calls in training, [calls, ...]."""
 
     def call():
         return tf.stack([layer(x, training=True) for _ in range(calls)])
