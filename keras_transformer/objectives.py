@@ -120,12 +120,12 @@ def log_normalizer(logits: Tensor, is_fused: bool) -> Tensor:
     if is_fused:
         best, total = max_and_sum_of_exponentials(logits)
         return best + ops.log(total)
-    return _best_logits(logits, is_fused) - ops.log(ops.max(ops.softmax(logits), axis=-1))
+    return ops.max(logits, axis=-1) - ops.log(ops.max(ops.softmax(logits), axis=-1))
 
 
-def _best_logits(logits: Tensor, is_fused: bool) -> Tensor:
-    """Returns the largest logit [N] of each token, in one pass with the normalizer."""
-    return max_and_sum_of_exponentials(logits)[0] if is_fused else ops.max(logits, axis=-1)
+def _best_logits(logits: Tensor) -> Tensor:
+    """Returns the largest logit [N] of each token; in XLA in one pass with the normalizer."""
+    return max_and_sum_of_exponentials(logits)[0] if in_xla() else ops.max(logits, axis=-1)
 
 
 def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ class TokenAccuracy(keras.metrics.Mean):
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         labels, logits = _flat_labels_and_logits(y_true, y_pred)
-        is_best = ops.equal(_label_logits(labels, logits), _best_logits(logits, in_xla()))
+        is_best = ops.equal(_label_logits(labels, logits), _best_logits(logits))
         super().update_state(ops.cast(is_best, "float32"), _weights(y_true, y_pred, sample_weight))
 
 

@@ -1,4 +1,4 @@
-"""What comes out of a translator, as plain Python values, and how answers are read.
+"""The results of a translator, as plain Python values, and how answers are read.
 
 Functions that read the outputs of a signature raise ArithmeticError, LookupError, TypeError or
 ValueError where these are not its outputs.
@@ -76,8 +76,6 @@ class DetailedTranslation(Translation):
     source_tokens: list[str]
     attention: "np.ndarray"
     alignment: list[tuple[int, int]]
-
-    __str__ = Translation.__str__
 
 
 class Score(NamedTuple):

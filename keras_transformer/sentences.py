@@ -10,12 +10,13 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, overload
 
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError, as_text, check_unicode
 from keras_transformer.results import (
     DetailedTranslation,
+    Result,
     Score,
     Translation,
     check_details,
@@ -54,7 +55,6 @@ class SentenceWarning(UserWarning):
         self.rows = rows
 
 
-Result = TypeVar("Result")
 Answer = Mapping[str, Any]  # the outputs of a signature as lists, by name
 
 
@@ -198,8 +198,7 @@ class SentenceTranslator(abc.ABC):
         def read_batch(
             answer: Answer, inputs: Mapping[str, InputValues]
         ) -> list[tuple[Result, set[str]]]:
-            texts = [inputs[key].values for key in ("text", "source", "target") if key in inputs]
-            results = read(answer, *texts)
+            results = read(answer, *texts_of(inputs))
             flags = {name: answer[name] for name in REMARKS if name in answer}
             return [
                 (result, {name for name in flags if flags[name][row]})
@@ -247,6 +246,11 @@ class SentenceTranslator(abc.ABC):
 
 
 # Inputs of a request.
+
+
+def texts_of(columns: Mapping[str, InputValues]) -> list[list[str]]:
+    """Returns the sentences among the inputs: sources first, then targets; no options."""
+    return [columns[name].values for name in ("text", "source", "target") if name in columns]
 
 
 def text_input(name: str, texts: Sequence[str]) -> InputValues:

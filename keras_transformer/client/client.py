@@ -26,10 +26,10 @@ from keras_transformer.client.transport import (
     check_headers,
 )
 from keras_transformer.errors import InputError, check_unicode, needs_extra
+from keras_transformer.results import Result
 from keras_transformer.sentences import (
     Answer,
     InputValues,
-    Result,
     SentenceTranslator,
     batches_by_length,
     in_row_order,

@@ -104,9 +104,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _reject_unused_flags() -> None:
-    """Raises `InputError` for a flag that --run_dir or --answers does not read."""
+    """Raises `InputError` for a flag that --run_dir, --model or --answers does not read."""
     if _ANSWERS.value is None:
-        option, names = "run_dir", ["task"]
+        option, names = "run_dir" if _MODEL.value is None else "model", ["task"]
     else:
         search_flags = command_flags.given_flags(SearchConfig)
         option, names = "answers", ["checkpoint", "batch_size", *search_flags]

@@ -77,7 +77,8 @@ def main(arguments: list[str]) -> None:
             raise InputError(f"--{name} needs --png; give that too, or remove --{name}")
     if flags.FLAGS["port"].present and not _SERVE.value:
         raise InputError("--port needs --serve; give that too, or remove --port")
-    common.check_outputs([_OUTPUT, _PNG, _BERTVIZ], [_RUN_DIR.value, _SAVED_MODEL.value])
+    inputs = [_RUN_DIR.value, _MODEL.value, _SAVED_MODEL.value]
+    common.check_outputs([_OUTPUT, _PNG, _BERTVIZ], inputs)
     if _PNG.value and _figure_format() not in ("png", "pdf", "svg"):
         raise InputError(f"--png must be a .png, .pdf or .svg file, got {_PNG.value}")
     for sentence in arguments:

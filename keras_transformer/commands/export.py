@@ -99,6 +99,7 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
     """Raises `InputError` for a flag that another one makes useless."""
     if (_RUN_DIR.value is None) == (_MODEL.value is None):
         raise InputError("give either --run_dir or --model, what to export")
+    common.check_model_flags()
     format = f"--format={_FORMAT.value}"
     useless = {} if _FORMAT.value == "ctranslate2" else {"quantization": format}
     if _FORMAT.value != "saved_model":
@@ -108,8 +109,6 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
         useless["xla_lengths"] = "--noxla"
     elif _DETAILS.value:
         useless["details"] = "--xla"
-    if _MODEL.value is not None:
-        useless["checkpoint"] = "--model"
     for name, other in useless.items():
         if flags.FLAGS[name].present:
             raise InputError(f"--{name} cannot be combined with {other}; remove it")

@@ -114,16 +114,10 @@ class JsonConfig:
         }
 
     def check_effects(self, names: Iterable[str]) -> None:
-        """Raises `InputError` if one of these fields has no effect beside the others.
-
-        A field that has its default is no error: `--print_flags` prints such ones too.
-        """
+        """Raises `InputError` if one of these fields has no effect beside the others."""
         unused, needs = self.unused_fields(vars(self)), self.declared("needs")
-        fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        defaults = {field.name: field.default for field in fields}
         for name in names:
-            other = unused.get(name)
-            if other is None or getattr(self, name) == defaults[name]:
+            if (other := unused.get(name)) is None:
                 continue
             useful = needs[name][other]
             if not useful:

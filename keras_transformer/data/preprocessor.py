@@ -126,8 +126,10 @@ class Seq2SeqPreprocessor:
 
         def batches_of_pass() -> Iterator[Batch]:
             epoch = next(passes) if shuffle else 0
-            options["first_step"] = epoch * count
-            return training_batches(corpus, seed=seed, epochs=epoch + 1, **options)
+            first = epoch * count
+            return training_batches(
+                corpus, seed=seed, first_step=first, epochs=epoch + 1, **options
+            )
 
         return to_dataset(batches_of_pass).apply(tf.data.experimental.assert_cardinality(count))
 

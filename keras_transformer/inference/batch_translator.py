@@ -13,16 +13,16 @@ import tensorflow as tf
 from keras_transformer.errors import BatchesInProgressError, InputError
 from keras_transformer.host import check_not_forked, num_cores
 from keras_transformer.inference.generate import encode_phrases
-from keras_transformer.results import Attention, read_attention
+from keras_transformer.results import Attention, Result, read_attention
 from keras_transformer.sentences import (
     Answer,
     InputValues,
-    Result,
     SentenceTranslator,
     batches_by_length,
     in_row_order,
     pair_inputs,
     select_rows,
+    texts_of,
 )
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import check_language_code
@@ -96,10 +96,13 @@ class BatchTranslator(SentenceTranslator):
             return
         for name in ("prefix", "banned_phrases"):
             # One sentence of a list is no reason to fail all; the answer marks it.
-            if isinstance(value := options.get(name), str):
-                encode_phrases(name, list(filter(str.strip, value.split("\n"))), self._target)
-            elif name == "banned_phrases" and value and all(isinstance(x, str) for x in value):
-                encode_phrases(name, list(filter(str.strip, value)), self._target)
+            phrases = options.get(name)
+            if isinstance(phrases, str):
+                phrases = phrases.split("\n")
+            elif name != "banned_phrases" or phrases is None:
+                continue
+            if all(isinstance(phrase, str) for phrase in phrases):  # of all sentences
+                encode_phrases(name, list(filter(str.strip, phrases)), self._target)
 
     def _find(self, name: str, details: bool = False) -> Any:
         """Returns a function; that of an export has details or not, whatever is asked."""
@@ -119,7 +122,8 @@ class BatchTranslator(SentenceTranslator):
         details: bool,
     ) -> list[Result]:
         check_not_forked()
-        for text in columns["text" if "text" in columns else "source"].values:
+        texts = texts_of(columns)
+        for text in texts[0]:
             check_language_code(text, self._language_codes)
         function = self._find(signature, details)
         inputs = signature_inputs(function)
@@ -140,7 +144,6 @@ class BatchTranslator(SentenceTranslator):
                 return answer(rows[:middle]) + answer(rows[middle:])
             return read({name: _to_python(values) for name, values in outputs.items()}, batch)
 
-        texts = [columns[name].values for name in ("text", "source", "target") if name in columns]
         lengths = [sum(len(text.encode()) for text in row) for row in zip(*texts, strict=True)]
         batches = batches_by_length(lengths, self.batch_size, _MAX_BATCH_BYTES)
         # A search step is too small for several cores to share: each core takes a batch.

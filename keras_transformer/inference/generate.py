@@ -112,13 +112,10 @@ def read_config(search: SearchConfig, target: Vocabulary) -> dict[str, Any]:
     types = field_types(type(search))
     for field in dataclasses.fields(search):
         value, neutral = getattr(search, field.name), field.metadata["neutral"]
-        if (
-            field.metadata["per_sentence"]
-            and types[field.name] in (int, float)
-            and value != neutral
-        ):
+        kind = types[field.name]
+        if field.metadata["per_sentence"] and kind in (int, float) and value != neutral:
             settings[field.name] = (
-                value if neutral is None else tf.constant(value, _COLUMN_TYPES[types[field.name]])
+                value if neutral is None else tf.constant(value, _COLUMN_TYPES[kind])
             )
     if search.banned_phrases:
         ids = encode_phrases("banned_phrases", search.banned_phrases, target)
@@ -130,9 +127,9 @@ def read_config(search: SearchConfig, target: Vocabulary) -> dict[str, Any]:
 
 def option_types(search: SearchConfig) -> dict[str, tf.DType]:
     """Returns the options that may differ between sentences, with the types of their columns."""
-    unused = search.unused_by(search.method)
+    unused, kinds = search.unused_by(search.method), field_types(type(search))
     types = {
-        field.name: _COLUMN_TYPES[field_types(type(search))[field.name]]
+        field.name: _COLUMN_TYPES[kinds[field.name]]
         for field in dataclasses.fields(search)
         if field.metadata["per_sentence"] and field.name not in unused
     }

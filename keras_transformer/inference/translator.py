@@ -240,7 +240,7 @@ class Translator(BatchTranslator):
             translations = copy_unknowns(translations, hypotheses.ids, source, surfaces, prefix)
         if self.task is not None:
             translations = self.task.finish(translations, text)
-        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
+        is_blank = (lengths == 0)[:, None]  # [B, 1]
         translations = tf.where(is_blank, "", translations)
         lists = {"translations": translations, "scores": _scores(hypotheses, is_blank)}
         if details:
@@ -298,7 +298,9 @@ class Translator(BatchTranslator):
             options,
             max_length_bound=longest,
             constraints=self.task.constraints(source, vocabularies) if self.task else (),
-            projection=tf.nest.map_structure(tf.convert_to_tensor, self._projection) or None,
+            projection=tf.nest.map_structure(tf.convert_to_tensor, self._projection)
+            if tf.nest.flatten(self._projection)
+            else None,
             details=details,
         )
 

@@ -30,6 +30,7 @@ from keras_transformer.config import (
     SearchConfig,
     TransformerConfig,
 )
+from keras_transformer.config.search import MAX_TOKENS
 from keras_transformer.errors import InputError
 from keras_transformer.files import local_path
 from keras_transformer.interop.fairseq import LAYER_NAMES  # whose model this one descends from
@@ -96,8 +97,8 @@ _OTHER_GENERATION_OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-_MAX_TOKENS = 512  # of a source that is truncated, and of a translation, the start token included
-_LONGEST = 100_000  # tokens, of `SearchConfig`
+# Of a source that is truncated, and of a translation, the start token included.
+_MARIAN_MAX_TOKENS = 512
 # Of `early_stopping`: True, "never", or False, which is the default.
 _EARLY_STOP = {"True": "first", "never": "exact"}
 
@@ -320,7 +321,7 @@ def _search(
     if options.is_set("max_new_tokens") or options.is_set("max_length"):
         longest = options.get("max_new_tokens", int, options.get("max_length", int, 0) - 1)
         # Of any source: without a limit relative to it.
-        search["max_length"] = search["max_extra_length"] = min(max(longest - 1, 1), _LONGEST)
+        search["max_length"] = search["max_extra_length"] = min(max(longest - 1, 1), MAX_TOKENS)
     if options.get("do_sample", bool, False):
         search["method"] = "sampling"
         search["temperature"] = options.get("temperature", float, 1.0)
@@ -360,7 +361,9 @@ def _longest_source(path: pathlib.Path) -> int:
     options = Options(read_json(path) if path.exists() else {}, str(path), "transformers")
     # A tokenizer without a limit has 1e30, as a whole number.
     longest = options.values.get("model_max_length")
-    return longest - 1 if type(longest) is int and 1 < longest <= _LONGEST else _MAX_TOKENS - 1
+    if type(longest) is int and 1 < longest <= MAX_TOKENS:
+        return longest - 1
+    return _MARIAN_MAX_TOKENS - 1
 
 
 def _language_codes(source: Symbols) -> list[str]:
@@ -420,7 +423,7 @@ def export_transformers(
             "decoder_start_token_id": BOS_ID,
             "eos_token_id": EOS_ID,
             "forced_eos_token_id": EOS_ID,
-            "max_length": _MAX_TOKENS,
+            "max_length": _MARIAN_MAX_TOKENS,
             "min_new_tokens": search.min_length,
             "num_beams": search.beam_size,
             "pad_token_id": PAD_ID,
@@ -430,7 +433,7 @@ def export_transformers(
         "tokenizer_config.json": {
             "clean_up_tokenization_spaces": False,
             "eos_token": "</s>",
-            "model_max_length": _MAX_TOKENS,
+            "model_max_length": _MARIAN_MAX_TOKENS,
             "pad_token": "<pad>",
             "separate_vocabs": not is_shared,
             "tokenizer_class": "MarianTokenizer",

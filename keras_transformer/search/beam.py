@@ -176,8 +176,8 @@ def read(spec: SearchSpec, state: State) -> tuple[Tensor, State]:
     """
     is_now = spec.positions == state.time  # [L]
     ancestors = tf.where(is_now, tf.range(spec.num_hypotheses)[:, None], state.ancestors)
-    read = spec.capacities[0] if spec.capacities else state.time + 1  # tokens, or room for them
-    before = state.model._replace(time=state.time, ancestors=ancestors[:, :, :read])
+    size = spec.capacities[0] if spec.capacities else state.time + 1  # tokens, or room for them
+    before = state.model._replace(time=state.time, ancestors=ancestors[:, :, :size])
     logits, after = spec.step(state.ids, before)
     history = {}
     for name, steps in state.history.items():
@@ -190,7 +190,8 @@ def read(spec: SearchSpec, state: State) -> tuple[Tensor, State]:
 class Rules(NamedTuple):
     """What the constraints say about the next tokens."""
 
-    constraints: list[tuple[Constraint, OpenHypotheses]]
+    # With what each sees of the hypotheses, and whether it is active.
+    constraints: list[tuple[Constraint, OpenHypotheses, Tensor | bool]]
     forced_ids: Tensor  # int32 [B], the only token that may come; PAD for any
     forbidden_ids: Tensor  # int32 [B, W, N], among them PAD and BOS
 
@@ -218,7 +219,8 @@ def read_rules(spec: SearchSpec, inputs: SentenceInputs, state: State) -> Rules:
             forbidden.append(ids)
     shape = tf.shape(state.ids)  # [B, W]
     forbidden = [tf.broadcast_to(ids, [*tf.unstack(shape), ids.shape[2]]) for ids in forbidden]
-    return Rules(constraints, forced, tf.concat(forbidden, axis=2))
+    active = [(rule, hypotheses, rule.is_active(hypotheses)) for rule, hypotheses in constraints]
+    return Rules(active, forced, tf.concat(forbidden, axis=2))
 
 
 def best_continuations(
@@ -256,7 +258,7 @@ def best_continuations(
         log_probs, best = tf.math.top_k(tf.where(is_forbidden, NOTHING, log_probs), count)
         return log_probs, *(tf.gather(part, best, batch_dims=1) for part in (parents, ids))
 
-    is_active = [constraint.is_active(hypotheses) for constraint, hypotheses in rules.constraints]
+    is_active = [is_active for *_, is_active in rules.constraints]
     is_forced = rules.forced_ids != spec.pad_id  # [B]
     log_probs, parents, ids = _choose(
         spec, tf.reduce_any(tf.concat([is_active, is_forced], axis=0)), of_all_tokens, of_few_tokens
@@ -273,13 +275,9 @@ def next_log_probs(logits: Tensor, spec: SearchSpec, rules: Rules) -> Tensor:
     They are over all tokens, as in training: the others do not get the share of what is forbidden.
     A forced token counts at its own probability, after `adjust` and whatever is forbidden.
     """
-    active = [
-        (constraint, hypotheses, constraint.is_active(hypotheses))
-        for constraint, hypotheses in rules.constraints
-    ]
 
     def changed(method: str, logits: Tensor) -> Tensor:
-        for constraint, hypotheses, is_active in active:
+        for constraint, hypotheses, is_active in rules.constraints:
             change = functools.partial(getattr(constraint, method), logits, hypotheses)
             logits = _choose(spec, is_active, change, functools.partial(tf.identity, logits))
         return logits

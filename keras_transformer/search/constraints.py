@@ -113,7 +113,8 @@ class Constraint(Protocol):
     def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         """Returns logits [B, W, V] with those of more tokens at -inf; see `forbid_ids`.
 
-        By default those of `forbidden_ids`, which a subclass that overrides this cannot have too.
+        By default those of `forbidden_ids`, which a search also applies where a subclass overrides
+        this.
 
         Args:
             logits: normalized: log-probabilities, with -inf or float32's lowest number for what is

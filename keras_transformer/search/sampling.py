@@ -175,7 +175,7 @@ def draw_tokens(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:
     one float32 sum over a large vocabulary would lose its rare tokens.
 
     Args:
-        logits: float32 [B, W, V], V static; -inf where forbidden.
+        logits: float32 [B, W, V], V static; -inf or float32's lowest number where forbidden.
         seeds: int32 or int64 [B] or [1]. Sentences with the same seed and logits get the same
             samples; hypotheses of a sentence, and times, get independent ones.
         time: int32 [], tokens that the hypotheses have.

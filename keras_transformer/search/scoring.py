@@ -62,7 +62,7 @@ def final_scores(
     """Returns log P(Y) / length penalty + coverage penalty (Wu et al. 2016, eq. 14).
 
     Args:
-        log_probs: float32 [B, N], of complete translations; -inf for those that do not exist.
+        log_probs: float32 [B, N], of complete translations; `NOTHING` for those that do not exist.
         penalty: float32 [B, 1], finite, the length penalty of their length, EOS included.
         coverage: float32 [B, N, S], see `DecodingState`; None without a coverage penalty.
         beta: float32 [B, 1], weight of the coverage penalty.

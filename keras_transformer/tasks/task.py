@@ -384,11 +384,12 @@ class _LearnedPairs:
     @property
     def identity(self) -> dict[str, Any]:
         """That of the pairs, the task, and a digest of what its code makes of many references."""
+        identity = self.pairs.identity  # first: it raises for a pipe, which the digest would read
         digest = hashlib.sha256()
         for _, text in itertools.islice(self, _DIGESTED_PAIRS):
             digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
         task = {"name": self.task.name} | self.task.to_dict()
-        return self.pairs.identity | {"task": task, "targets": digest.hexdigest()[:16]}
+        return identity | {"task": task, "targets": digest.hexdigest()[:16]}
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for source, reference in self.pairs:

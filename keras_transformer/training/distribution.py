@@ -34,9 +34,6 @@ class Worker:
         return self.index == 0
 
 
-ONLY_WORKER: Worker = Worker(0, 1)
-
-
 def make_strategy(name: str = "auto") -> tf.distribute.Strategy:
     """Returns the strategy under which `train` builds and fits the model.
 
@@ -115,7 +112,7 @@ def worker_of(strategy: tf.distribute.Strategy) -> Worker:
     """Returns which worker this process is under a strategy; without others, the only one."""
     worker = worker_of_environment()
     several = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return worker if several and worker is not None else ONLY_WORKER
+    return worker if several and worker is not None else Worker(0, 1)
 
 
 def worker_of_environment() -> Worker | None:

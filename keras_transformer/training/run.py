@@ -59,8 +59,8 @@ from keras_transformer.training.settings import (
     new_configs,
 )
 
+Say = Callable[[str], None]  # called with lines about the progress
 # Files of source and of target sentences, or one file with both sides.
-Say = Callable[[str], None]
 TextFiles = Path | Sequence[Path]
 
 

@@ -5,10 +5,11 @@ architecture, or a task. "preset", "architecture" and "task" choose defaults. No
 TensorFlow, so that a command can report a wrong option at once.
 """
 
+import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from keras_transformer.config import (
@@ -287,6 +288,13 @@ def as_flags(configs: RunConfigs) -> list[str]:
         values["start_from"] = start
     for config in configs.parts():
         values |= dict.fromkeys(config.unused_fields(vars(config)))
+    values |= dict.fromkeys(_unused_with_dev_set(configs))
+    # A variant of the run, such as one with other positions, may have no use for these defaults.
+    preset = type(configs.model).presets().get(values["preset"], {})
+    fields = {field.name: field for field in dataclasses.fields(configs.model)}
+    for name in configs.model.declared("needs").keys() - preset.keys():
+        if values[name] == fields[name].default:
+            values[name] = None
     flags = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -396,14 +404,11 @@ def _given_model(options: Options) -> dict[str, Any]:
 
 
 def _checked(configs: RunConfigs, options: Options) -> RunConfigs:
-    """Returns the configurations if the model has positions for the longest training pairs, and
-    each option has an effect."""
+    """Returns the configurations if each option has an effect and positions suffice."""
     for config in configs.parts():
         config.check_effects(name for name, value in options.items() if value is not None)
-    data = configs.corpora
-    has_dev_set = (data.dev_source, data.dev_file, data.dataset) != (None, None, None)
-    for name in type(configs.task).fields_with(needs_dev_set=False):
-        if has_dev_set and name in options:
+    for name in _unused_with_dev_set(configs):
+        if name in options:
             raise InputError(f"{name} has no effect in a run with a dev set; remove it")
     model: Any = configs.model
     if getattr(model, "positions", None) == "learned":
@@ -416,6 +421,14 @@ def _checked(configs: RunConfigs, options: Options) -> RunConfigs:
                 f"{model.max_positions}; lower max_length or raise max_positions"
             )
     return configs
+
+
+def _unused_with_dev_set(configs: RunConfigs) -> Sequence[str]:
+    """Returns the options of the task that have no effect in this run, since it has a dev set."""
+    data = configs.corpora
+    if (data.dev_source, data.dev_file, data.dataset) == (None, None, None):
+        return ()
+    return type(configs.task).fields_with(needs_dev_set=False)
 
 
 def _check_trains_random_weights(freeze: str | None, lora_rank: int | None) -> None:

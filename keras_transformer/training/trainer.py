@@ -272,7 +272,7 @@ class Trainer:
         """Does what is due after an update.
 
         The row of a checkpoint is written before it, since a resumed run drops rows beyond its
-        checkpoint. Only the check waits for the device.
+        checkpoint. An update without any of these never waits for the device.
         """
         values: dict[str, float] = {}
         if due.check:

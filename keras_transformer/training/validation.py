@@ -103,8 +103,8 @@ class DevMetric:
         sentences = list(pairs_of)
         self.num_all = len(sentences)
         self.num_sentences = min(max(count, _MAX_ROWS), self.num_all)
-        # Evenly: the file may be sorted, for example by length.
         self.num_cut = 0
+        # Evenly: the file may be sorted, for example by length.
         middles = (2 * np.arange(self.num_sentences) + 1) * self.num_all // (2 * self.num_sentences)
         self._sentences = [sentences[index] for index in middles]
         pairs = sorted(pair for sentence in self._sentences for pair in pairs_of[sentence])
@@ -195,9 +195,9 @@ class DevMetric:
 
     def _is_cut(self, source: Sequence[int], output: Any) -> bool:
         """Whether an output has as many tokens, without EOS, as it may have."""
-        longest = len(source) - 1 + self._search.max_extra_length
         if len(source) == 1:  # a blank sentence has the empty output
             return False
+        longest = len(source) - 1 + self._search.max_extra_length
         return bool(np.count_nonzero(output) > min(longest, self._search.max_length or longest))
 
 

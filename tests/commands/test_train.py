@@ -330,8 +330,9 @@ def own_architectures():
         ["--train_file=/a", "--task=pronunciation", "--preset=base"],  # the paper's learning rate
         ["--train_file=/a", "--task=pronunciation", "--architecture=bare", "--preset=tiny"],
         ["--train_file=/a", "--architecture=mine", "--preset=mine-small"],
+        ["--train_file=/a", "--dev_file=/b", "--task=pronunciation"],
     ],
-    ids=["recurrent", "vocabulary", "start", "task", "bare", "mine"],
+    ids=["recurrent", "vocabulary", "start", "task", "bare", "mine", "dev"],
 )
 def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options, own_architectures):
     options = [option.format(origin=origin.path) for option in options]
@@ -343,6 +344,15 @@ def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options, ow
     flags = [f"--flagfile={tmp_path}/file", f"--run_dir={tmp_path}/other", "--print_flags"]
     assert call("train.py", *flags) == printed
     assert not (tmp_path / "new").exists()
+
+
+def test_printed_flags_take_another_kind_of_positions(call, tmp_path):
+    printed = call("train.py", f"--run_dir={tmp_path}/new", "--print_flags", "--train_file=/a")
+    (tmp_path / "file").write_text(printed.out)
+    flags = [f"--flagfile={tmp_path}/file", f"--run_dir={tmp_path}/other", "--print_flags"]
+    variant = call("train.py", *flags, "--positions=rotary")
+    assert variant.code == 0, variant.err
+    assert "--positions=rotary" in variant.out.splitlines()
 
 
 # Modules of the user.
