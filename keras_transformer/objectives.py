@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
@@ -221,9 +222,8 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
         if sample_weight is not None:
             weights *= _weights_of_tokens(sample_weight, real)
-        # Keras would divide by the mask of the logits once more; a copy has none. On JAX it does
-        # not show.
-        if getattr(y_pred, "_keras_mask", None) is not None or keras.backend.backend() == "jax":
+        # Keras would divide by the mask of the logits once more; a copy has none.
+        if get_keras_mask(y_pred) is not None:
             y_pred = ops.copy(y_pred)
         return super().__call__(y_true, y_pred, sample_weight=weights)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import Tensor
@@ -52,7 +53,7 @@ def keras_mask(x: Any) -> Tensor | None:
 
     Keras itself passes it to a `call` with `mask` and no other tensor.
     """
-    return getattr(x, "_keras_mask", None)
+    return get_keras_mask(x)  # not an attribute: a traced tensor of JAX has none
 
 
 def combine_masks(

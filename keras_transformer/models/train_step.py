@@ -3,11 +3,11 @@
 Under TensorFlow the update is that of `update.py`; other backends train by Keras's own step.
 """
 
-import contextlib
 from typing import Any, Literal
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask, set_keras_mask
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.errors import InputError
@@ -102,10 +102,9 @@ class TokenWeightedModel(_Model):
         """Updates the metrics as `keras.Model.compute_metrics` does, and `flops_metric`."""
         if self.flops_metric is not None:
             self.flops_metric.update_state(x["source"], y)
-        if getattr(y_pred, "_keras_mask", None) is None:  # metrics of Keras skip padding by it
-            mask = ops.not_equal(ops.reshape(y, ops.shape(y_pred)[:-1]), PAD_ID)
-            with contextlib.suppress(AttributeError):  # a tensor that has no attributes
-                y_pred._keras_mask = mask
+        if get_keras_mask(y_pred) is None:  # metrics of Keras skip padding by it
+            labels = ops.reshape(y, ops.shape(y_pred)[:-1])
+            set_keras_mask(y_pred, ops.not_equal(labels, PAD_ID))
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
     def get_compile_config(self) -> dict[str, Any] | None:

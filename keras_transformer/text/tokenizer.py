@@ -6,22 +6,22 @@ so that a server takes and returns plain sentences.
 Shapes: B sentences, L length of the longest.
 """
 
+import importlib.util
 import os
-
-import tensorflow as tf
 
 from keras_transformer.errors import InputError
 
-try:
-    import tensorflow_text as tf_text
-except ImportError as error:  # it imports the Keras of TensorFlow
-    if "TF_USE_LEGACY_KERAS" not in os.environ:
-        raise
+# TensorFlow Text imports the Keras of TensorFlow.
+if (legacy := os.environ.get("TF_USE_LEGACY_KERAS")) in ("1", "true", "True") and (
+    importlib.util.find_spec("tf_keras") is None
+):
     raise InputError(
-        f"TF_USE_LEGACY_KERAS={os.environ['TF_USE_LEGACY_KERAS']} makes TensorFlow Text look for "
-        "Keras 2, which is not installed; unset it: this package needs Keras 3"
-    ) from error
+        f"TF_USE_LEGACY_KERAS={legacy} makes TensorFlow Text look for Keras 2, which is not "
+        "installed; unset it: this package needs Keras 3"
+    )
 
+import tensorflow as tf
+import tensorflow_text as tf_text
 
 from keras_transformer.config import BOS_ID, EOS_ID, LANGUAGE_CODE, PAD_ID, UNK_ID, WORD_START
 from keras_transformer.files import CONTROL_CHARACTERS

@@ -67,7 +67,8 @@ def test_export_answers_as_its_run(call, exported, texts, words, refused):
     result = call(*export, "--max_length=2", stdin=b"sun two cat tree\n")
     assert all(len(line.split("\t")[2].split()) <= 2 for line in result.out.splitlines())
     long = call(*export, stdin=b"sun " * 13)
-    assert long.err.startswith("At least 1 of 1 lines have more than 12 tokens")
+    truncated = "longer than the model reads (max_source_length); the end is not read"
+    assert long.err == f"1 line (1): {truncated}\n"
     refused(call(*export, "--beam_size=2"), "--beam_size was fixed when")
     refused(call(*export, "--max_extra_length=99"), "--max_extra_length can be at most 5,")
     refused(call(*export, "--checkpoint=best"), "--checkpoint was chosen when the model was exp")

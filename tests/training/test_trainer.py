@@ -488,7 +488,7 @@ def test_xla_compiles_each_of_few_shapes_once_before_training(tmp_path, run_pyth
     programs = [
         path.name
         for path in dump.iterdir()
-        if re.search(r"inference_update_.*before_optimizations\.txt$", path.name)
+        if re.search(r"inference__update_.*before_optimizations\.txt$", path.name)
     ]
     assert len(programs) == len(few.shapes)
     plain = tiny_run.create(tmp_path / "plain", **options)

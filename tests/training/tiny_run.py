@@ -93,10 +93,13 @@ def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> None:
     """Trains and sends this process a signal after some batches of the run."""
 
     class Killer(trainer.Trainer):
-        def _signal_to_any(self, *arguments: Any) -> signal.Signals | None:
-            if self.step == batches:
+        killed = False
+
+        def _follow(self, *arguments: Any) -> None:
+            super()._follow(*arguments)
+            if self.step == batches and not self.killed:
+                self.killed = True
                 os.kill(os.getpid(), signal.Signals[name])
-            return super()._signal_to_any(*arguments)
 
     trainer.Trainer = Killer
     try:
