@@ -1,20 +1,21 @@
 """Compares the figures of README.md and docs/results with the logs they come from.
 
-A figure is followed by a comment that names its log under docs/results/logs, a key in it, and,
-where needed, the key of a divisor and a factor for another unit:
+docs/results/figures.json has a list for each page, in the order of the page: words around a figure,
+with # in its place, and the log under docs/results/logs and the key in it that it comes from; where
+needed, the key of a divisor and a factor for another unit:
 
-    **41.24**<!-- multi30k-transformer-1/score.json bleu -->
-    0.994<!-- multi30k-transformer-1/metrics.jsonl.gz step=8000:val_accuracy -->
-    9.66<!-- g2p-*-[1-5]/score.json mean:wer *100 -->
-    1.6<!-- layers.json rows.recurrent/512.both_ms / rows.self-attention/512.both_ms -->
+    ["| `tiny` | **#** |", "multi30k-transformer-1/score.json bleu"]
+    ["accuracy of #", "multi30k-transformer-1/metrics.jsonl.gz step=8000:val_accuracy"]
+    ["| eight languages | # |", "g2p-*-[1-5]/score.json mean:wer *100"]
+    ["| ... | # |", "layers.json rows.recurrent/512.both_ms / rows.self-attention/512.both_ms"]
 
-A pattern takes the `mean:` or the sample standard deviation (`std:`) of its logs. The number of
-decimals is that of the page; `?.??` stands where a log is still to come, and becomes the figure
-once it is there.
+`...` stands for the rest of a line. A pattern of logs takes their `mean:` or their sample standard
+deviation (`std:`). The number of decimals is that of the page; `?.??` stands where a log is still
+to come, and becomes the figure once it is there.
 
 Every number in a table and every decimal number in a paragraph needs a log, but for those in a
-table's first row, first column or column "Published", and in a table or paragraph right under
-`<!-- not measured here: WHAT -->`.
+table's first row, first column or column "Published", and in a table or paragraph that an entry
+["its first words", "not measured here: WHAT"] names.
 
     python scripts/results.py --check   # lists what disagrees and what has no log; status 1 if any
     python scripts/results.py           # writes the logs' figures into the pages
@@ -35,18 +36,19 @@ import re
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-_FIGURE = re.compile(
-    r"(?P<figure>-?\d[\d,]*(?:\.\d+)?|\?[?,]*(?:\.\?+)?)(?P<end>\**)<!-- (?P<log>\S+) (?P<key>\S+)"
-    r"(?: / (?P<divisor>\S+))?(?: \*(?P<factor>[\d.]+))? -->"
-)
+_FIGURE = r"(?<![\w.,])(-?\d+(?:,\d{3})*(?:\.\d+)?|\?[?,]*(?:\.\?+)?)(?!\d)"
+_SOURCE = re.compile(r"(\S+) (\S+)(?: / (\S+))?(?: \*([\d.]+))?")
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 _DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?!\w|\.\d)")  # and no version such as 2.21.0
 _CODE_OR_LINK = re.compile(r"`[^`]*`|\]\([^)]*\)")
-_EXEMPT = "<!-- not measured here: "
+_EXEMPT = "not measured here: "
+
+Entries = list[list[str]]
 
 
 class MissingLogError(LookupError):
@@ -54,7 +56,7 @@ class MissingLogError(LookupError):
 
 
 def value_in_log(logs: pathlib.Path, log: str, key: str) -> float:
-    """Returns the value that a figure's comment names.
+    """Returns the value of a key of a log.
 
     Args:
         logs: folder of the logs.
@@ -97,62 +99,91 @@ def _read(path: pathlib.Path, places: list[str], name: str) -> float:
     return float(value)
 
 
-def update_page(text: str, logs: pathlib.Path) -> tuple[str, list[str]]:
+def _matches(text: str, entries: Entries) -> Iterator[tuple[str, list[str], re.Match[str] | None]]:
+    """Yields each entry's words and sources, and where it is on the page, if it is."""
+    position = 0
+    for words, *sources in entries:
+        pattern = re.escape(re.sub(r"\s*\.\.\.\s*", "...", words))
+        for part, replaced in ((r"\.\.\.", r"[^\n]*?"), (r"\ ", r"\s+"), (r"\#", _FIGURE)):
+            pattern = pattern.replace(part, replaced)
+        match = re.compile(pattern).search(text, position)
+        position = match.end(match.re.groups) if match else position
+        yield words, sources, match
+
+
+def update_page(text: str, entries: Entries, logs: pathlib.Path) -> tuple[str, list[str]]:
     """Returns a page with the figures of its logs, and what was wrong with it before.
 
     Args:
         text: the page, in Markdown.
+        entries: its list in figures.json.
         logs: folder of the logs.
     """
-    faults = []
-
-    def from_log(match: re.Match[str]) -> str:
-        figure = match["figure"]
-        try:
-            value = value_in_log(logs, match["log"], match["key"])
-            if match["divisor"]:
-                value /= value_in_log(logs, match["log"], match["divisor"])
-        except MissingLogError as error:
-            if "?" not in figure:
-                faults.append(f"{figure}: {error.args[0]}")
-            return match[0]
-        except LookupError as error:
-            faults.append(f"{figure}: {error.args[0]}")
-            return match[0]
-        decimals = len(figure.partition(".")[2])
-        comma = "," if "," in figure else ""
-        found = f"{value * float(match['factor'] or 1):{comma}.{decimals}f}"
-        if found != figure:
-            faults.append(f"{figure}: {match['log']} has {found}")
-        return match[0].replace(figure, found, 1)
-
-    return _FIGURE.sub(from_log, text), faults
+    faults, pieces, end = [], [], 0
+    for words, sources, match in _matches(text, entries):
+        if match is None:
+            faults.append(f"{words}: not on the page, or before the entry above it")
+            continue
+        if sources[0].startswith(_EXEMPT):
+            continue
+        for group, source in enumerate(sources, 1):
+            figure, fault = _figure_of_log(match[group], source, logs)
+            faults += [f"{match[group]}: {fault}"] if fault else []
+            pieces += [text[end : match.start(group)], figure]
+            end = match.end(group)
+    return "".join([*pieces, text[end:]]), faults
 
 
-def figures_without_log(text: str) -> list[str]:
+def _figure_of_log(figure: str, source: str, logs: pathlib.Path) -> tuple[str, str | None]:
+    """Returns a figure as its log has it, and what was wrong with it."""
+    parts = _SOURCE.fullmatch(source)
+    if parts is None:
+        return figure, f"no log and key: {source}"
+    log, key, divisor, factor = parts.groups()
+    try:
+        value = value_in_log(logs, log, key)
+        if divisor:
+            value /= value_in_log(logs, log, divisor)
+    except MissingLogError as error:
+        return figure, None if "?" in figure else error.args[0]
+    except LookupError as error:
+        return figure, error.args[0]
+    decimals = len(figure.partition(".")[2])
+    comma = "," if "," in figure else ""
+    found = f"{value * float(factor or 1):{comma}.{decimals}f}"
+    return found, None if found == figure else f"{log} has {found}"
+
+
+def figures_without_log(text: str, entries: Entries) -> list[str]:
     """Returns the rows of a page's tables and the lines of its paragraphs with a number that needs
-    a log and names none."""
+    a log and has none."""
+    exempt_lines, rest = set(), list(text)
+    for _, sources, match in _matches(text, entries):
+        if match is None:
+            continue
+        if sources[0].startswith(_EXEMPT):
+            exempt_lines.add(text.count("\n", 0, match.start()))
+            continue
+        for group in range(1, len(sources) + 1):
+            rest[match.start(group) : match.end(group)] = " " * len(match[group])
     found, exempt, fenced = [], False, False
     published: set[int] = set()  # columns of the present table
-    lines = text.splitlines()
-    for line, following in itertools.pairwise([*lines, ""]):
-        cells = _FIGURE.sub("", line).split("|")[2:]
+    lines, without = text.splitlines(), "".join(rest).splitlines()
+    for number, (line, following) in enumerate(itertools.pairwise([*without, ""])):
+        cells = line.split("|")[2:]
+        exempt = bool(line.strip()) and (exempt or number in exempt_lines)
         if line.startswith("```"):
             fenced = not fenced
-        elif fenced or not line.strip():
-            exempt = exempt and fenced
-        elif line.startswith("<!--"):
-            exempt = line.startswith(_EXEMPT)
+        elif fenced or exempt:
+            continue
         elif following.startswith("|---"):
             published = {number for number, cell in enumerate(cells) if "Published" in cell}
-        elif exempt:
-            continue
         elif line.startswith("|"):
-            measured = [cell for number, cell in enumerate(cells) if number not in published]
+            measured = [cell for index, cell in enumerate(cells) if index not in published]
             if any(map(_NUMBER.search, measured)):
-                found.append(line)
-        elif _DECIMAL.search(_CODE_OR_LINK.sub("", _FIGURE.sub("", line))):
-            found.append(line)
+                found.append(lines[number])
+        elif _DECIMAL.search(_CODE_OR_LINK.sub("", line)):
+            found.append(lines[number])
     return found
 
 
@@ -251,12 +282,16 @@ def main() -> int:
         return int(any(is_wrong for _, _, is_wrong in results))
     check = arguments.check
     faults = 0
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]:
+    folder = ROOT / "docs" / "results"
+    figures = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
+    pages = {path.relative_to(ROOT).as_posix() for path in folder.glob("*.md")}
+    for page in sorted(pages | figures.keys()):
+        path, entries = ROOT / page, figures.get(page, [])
         text = path.read_text(encoding="utf-8")
-        updated, wrong = update_page(text, ROOT / "docs" / "results" / "logs")
-        wrong += [f"no log: {row}" for row in figures_without_log(text)]
+        updated, wrong = update_page(text, entries, folder / "logs")
+        wrong += [f"no log: {row}" for row in figures_without_log(text, entries)]
         for each in wrong:
-            print(f"{path.relative_to(ROOT)}: {each}")
+            print(f"{page}: {each}")
         faults += len(wrong)
         if not check and updated != text:
             path.write_text(updated, encoding="utf-8")

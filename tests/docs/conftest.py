@@ -1,12 +1,12 @@
 """Code blocks of the documentation, and how they run.
 
-A block of bash or python runs as printed, in the page's folder, unless the line before it is
-`<!-- not run: REASON -->`. A block of text after one that ran is its output: losses and scores may
-differ by a tenth, other numbers may be any, and `...` stands for anything.
-`<!-- not compared: REASON -->` before it means that it differs.
+A block of bash or python runs as printed, in the page's folder, unless `blocks.json` has its
+beginning and why not. A block of text after one that ran is its output, unless that file has it
+too: losses and scores may differ by a tenth, other numbers may be any, and `...` is anything.
 """
 
 import doctest
+import json
 import os
 import pathlib
 import re
@@ -18,7 +18,8 @@ import urllib.request
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_BLOCK = re.compile(r"(?:<!-- not (run|compared): [^\n]*-->\n+)?^```(\w+)\n(.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+_EXCEPTIONS = json.loads(pathlib.Path(__file__).with_name("blocks.json").read_text("utf-8"))
 
 
 @pytest.fixture
@@ -42,13 +43,19 @@ def run_page(monkeypatch, call, capsys):
                 (folder / link).symlink_to(ROOT / link)
         variables = {"__name__": "__main__"}
         output = None
-        for mark, language, text in _BLOCK.findall((ROOT / name).read_text("utf-8")):
+        skipped, different = (
+            _EXCEPTIONS[kind].get(name, {}) for kind in ("not run", "not compared")
+        )
+        for language, text in _BLOCK.findall((ROOT / name).read_text("utf-8")):
+            shown, listed = output, skipped if language != "text" else different
+            output = None
+            if text.startswith(tuple(listed)):
+                continue
             for old, new in replace:
                 text = text.replace(old, new)
-            if language == "text" and output is not None and not mark:
-                compare(text, output)
-            output = None
-            if language == "text" or mark:
+            if language == "text":
+                if shown is not None:
+                    compare(text, shown)
                 continue
             if language == "bash":
                 lines = text.replace("\\\n", " ").splitlines()

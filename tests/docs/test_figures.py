@@ -12,7 +12,9 @@ import pytest
 import sacrebleu
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_PAGES = [_ROOT / "README.md", *sorted((_ROOT / "docs" / "results").glob("*.md"))]
+_RESULTS = _ROOT / "docs" / "results"
+_FIGURES = json.loads((_RESULTS / "figures.json").read_text("utf-8"))
+_PAGES = sorted({f"docs/results/{path.name}" for path in _RESULTS.glob("*.md")} | _FIGURES.keys())
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +36,15 @@ def logs(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("path", _PAGES, ids=lambda path: path.stem)
-def test_figures_of_pages_are_those_of_their_logs(results, path):
-    _, faults = results.update_page(path.read_text(), _ROOT / "docs" / "results" / "logs")
-    assert faults + results.figures_without_log(path.read_text()) == []
+@pytest.mark.parametrize("page", _PAGES)
+def test_figures_of_pages_are_those_of_their_logs(results, page):
+    text, entries = (_ROOT / page).read_text("utf-8"), _FIGURES.get(page, [])
+    _, faults = results.update_page(text, entries, _RESULTS / "logs")
+    assert faults + results.figures_without_log(text, entries) == []
 
 
 @pytest.mark.parametrize(
-    ("figure", "comment", "found", "fault"),
+    ("figure", "source", "found", "fault"),
     [
         ("**7.00**", "g2p-1/score.json wer *100", "**6.95**", "has 6.95"),
         ("1", "g2p-*/score.json mean:wer *100", "7", "has 7"),
@@ -57,36 +60,54 @@ def test_figures_of_pages_are_those_of_their_logs(results, path):
         ("7.0", "metrics.jsonl.gz step=300:loss", "7.0", "has no step=300:loss"),
         ("7.0", "speed.json rows.theirs/128x16.equal", "7.0", "has no rows.theirs/128x16.equal"),
         ("7.0", "g2p-*/score.json wer", "7.0", "names 2 logs; take their mean: or std:"),
+        ("7.0", "wer", "7.0", "no log and key: wer"),
     ],
 )
-def test_figure_becomes_that_of_its_log_or_is_reported(
-    results, logs, figure, comment, found, fault
-):
-    page, faults = results.update_page(f"| WER | {figure}<!-- {comment} --> |", logs)
-    assert page == f"| WER | {found}<!-- {comment} --> |"
+def test_figure_becomes_that_of_its_log_or_is_reported(results, logs, figure, source, found, fault):
+    stars = "**" if "**" in figure else ""
+    entries = [[f"| WER | {stars}#{stars} |", source]]
+    page, faults = results.update_page(f"| WER | {figure} |", entries, logs)
+    assert page == f"| WER | {found} |"
     assert [fault in each for each in faults] == [True] * (fault is not None)
     if found != figure:
-        assert results.update_page(page, logs) == (page, [])
+        assert results.update_page(page, entries, logs) == (page, [])
+
+
+def test_figures_are_found_by_the_words_around_them_in_the_order_of_the_page(results, logs):
+    wer = "g2p-1/score.json wer *100"
+    page = """
+| a row of a long name | 6.95 | 7.1 |
+
+of all words
+6.95 are wrong, and 6.95.
+"""
+    entries = [["| a row ... | # | # |", wer, wer], ["words # are", wer], ["and #", wer]]
+    updated, faults = results.update_page(page, entries, logs)
+    assert (updated, faults) == (page.replace("7.1", "7.0"), ["7.1: g2p-1/score.json has 7.0"])
+    assert results.figures_without_log(page, entries) == []
+    for missing in (["| b | # |", wer], ["| a row ... | # |", wer]):
+        _, faults = results.update_page(updated, [*entries, missing], logs)
+        assert faults == [f"{missing[0]}: not on the page, or before the entry above it"]
 
 
 def test_rows_and_paragraphs_without_a_log_are_listed(results):
     page = """
 | Row | WER | Published |
 |---|---|---|
-| 3 languages | 7.0<!-- x.json wer --> | 6.9 |
+| 3 languages | 7.0 | 6.9 |
 | b | 9.1 | |
 
 | Row | Model | WER |
 |---|---|---|
 | c | d | 1 |
 
-<!-- not measured here: settings -->
+| Setting | Value |
+|---|---|
 | e | 512 |
 
-`2.5`, version 2.21.0, [link](page-2.5.md), 7.0<!-- x.json wer -->.
+`2.5`, version 2.21.0, [link](page-2.5.md), with 7.0.
 It is 2.5 times as fast.
 
-<!-- not measured here: from elsewhere -->
 It is 2.6 times as fast,
 and 2.7 on others.
 
@@ -94,8 +115,14 @@ and 2.7 on others.
 2.8
 ```
 """
+    entries = [
+        ["| 3 languages | #", "x.json wer"],
+        ["| Setting | Value", "not measured here: settings"],
+        ["with #.", "x.json wer"],
+        ["It is 2.6", "not measured here: from elsewhere"],
+    ]
     listed = ["| b | 9.1 | |", "| c | d | 1 |", "It is 2.5 times as fast."]
-    assert results.figures_without_log(page) == listed
+    assert results.figures_without_log(page, entries) == listed
 
 
 @pytest.mark.slow

@@ -115,7 +115,7 @@ def test_kubernetes_probes_the_model_and_scales_its_deployment(metrics_path):
 
 
 def test_guide_shows_the_files_as_they_are_written(server_files):
-    shown = re.findall(r"<!-- file: (\S+) -->\n```text\n(.*?)```\n", _GUIDE, re.S)
+    shown = re.findall(r"`(\w+\.(?:config|txt))`[^\n]*\n\n```text\n(.*?)```\n", _GUIDE, re.S)
     assert dict(shown) == {
         path.name: path.read_text() for path in server_files.iterdir() if path.name != "serve.sh"
     }
