@@ -125,7 +125,8 @@ def compare(expected: str, found: str) -> None:
         raise AssertionError(checker.output_difference(example, masked(found), flags))
     for line in expected.splitlines():
         if "..." not in line and _FIGURE.search(line):
-            printed = [each for each in found.splitlines() if masked(each) == masked(line)]
+            words = masked(line).split()  # a slower machine's rates have other widths
+            printed = [each for each in found.splitlines() if masked(each).split() == words]
             assert any(_is_close(line, each) for each in printed), (line, printed)
 
 
