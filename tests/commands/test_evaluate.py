@@ -47,6 +47,19 @@ def test_control_characters_and_long_lines(evaluate, monkeypatch, tmp_path):
     assert (tmp_path / "each").read_text().count("\n") == 1 + 12
 
 
+def test_outputs_that_had_to_end_are_reported(evaluate, translate, texts):
+    source = f"{texts}/test.en"
+    for limit in ("--max_length=1", "--max_extra_length=0"):
+        rows = map(json.loads, translate(limit, "--details", source).out.splitlines())
+        cut = [line for line, row in enumerate(rows, start=1) if row["output_cut"]]
+        assert 0 < len(cut) < 12
+        assert re.findall(r"(\d+) lines? \((.*)\): the translation has as many tokens as it may "
+                          r"have", evaluate(limit).err) == [
+            (str(len(cut)), ", ".join(map(str, cut[:3])) + ", ..." * (len(cut) > 3))
+        ]  # fmt: skip
+    assert evaluate("--max_extra_length=1").err == ""
+
+
 def test_wide_beams_have_smaller_batches_and_progress_is_shown(evaluate, monkeypatch):
     sizes = []
     monkeypatch.setattr(host, "num_cores", lambda: 2)
