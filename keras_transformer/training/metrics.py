@@ -342,10 +342,10 @@ class TensorBoardLog:
 
     def write(self, row: Row) -> None:
         """Writes one row; its values of the dev set go to the run "dev"."""
-        of_dev = dev_values(row)
-        dev = {name.removeprefix("val_"): value for name, value in of_dev.items()}
+        dev_row = dev_values(row)
+        dev = {name.removeprefix("val_"): value for name, value in dev_row.items()}
         # TensorBoard's x-axes show steps and seconds already.
-        train = {name: row[name] for name in row.keys() - of_dev.keys() - {"step", "seconds"}}
+        train = {name: row[name] for name in row.keys() - dev_row.keys() - {"step", "seconds"}}
         try:
             self._write("train", train, row["step"])
             self._write("dev", dev, row["step"])
