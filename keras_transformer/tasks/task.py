@@ -168,7 +168,7 @@ class Task(JsonConfig, abc.ABC):
             return [FilePair(*pair) for pair in pairs]
         if both is not None:
             return [self.read_file(path) for path in split_list(both)]
-        return [each for each in sets[:1] if not is_dev or each.has_split()]
+        return [dataset for dataset in sets[:1] if not is_dev or dataset.has_split()]
 
     def train_sources(self, data: DataConfig) -> "list[PairSource]":
         """Returns the sources of the training pairs, their targets as `target_text` writes them.
