@@ -46,7 +46,8 @@ _DATA = _TESTS / "data"
 
 # Folders with modules that tests of several folders import.
 sys.path.extend(
-    str(_TESTS / name) for name in ("client", "interop", "models", "oracles", "serving", "training")
+    str(_TESTS / name)
+    for name in ("", "client", "interop", "models", "oracles", "serving", "training")
 )
 
 
@@ -368,6 +369,18 @@ def exported(once, run_dir, two_best):
     training = [describe_run(RunDirectory(run_dir), "average")]
     options = dict(batch_sizes=(1, 8), training=training)
     return once("exports", lambda folder: export(two_best, folder, **options)) / "1"
+
+
+@pytest.fixture(scope="session")
+def native_program(once):
+    """The program of serving/native, built."""
+    import native_runtime
+
+    def build(folder):
+        folder.mkdir()
+        native_runtime.build(folder)
+
+    return once("native", build) / "answer"
 
 
 @pytest.fixture(scope="session")

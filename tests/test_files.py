@@ -15,6 +15,7 @@ import time
 import tracemalloc
 
 import pytest
+from helpers import names_in
 
 from keras_transformer.errors import InputError
 from keras_transformer.files import (
@@ -27,10 +28,6 @@ from keras_transformer.files import (
 )
 
 ASIDE = f".writing-{platform.node()}-"
-
-
-def names_in(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 # Paths

@@ -76,7 +76,9 @@ def test_wrong_certificates_are_rejected(
     assert model.requests == []
 
 
-def test_mutual_tls(serve, connect, certificates, model, monkeypatch):
+def test_server_may_require_certificates_of_clients(
+    serve, connect, certificates, model, monkeypatch
+):
     monkeypatch.setenv("HOME", str(certificates))
 
     def pair(name):

@@ -108,16 +108,6 @@ def test_layers_measure_table_1(measure, monkeypatch):
     assert summary["path"] == summary["paper_path"] == 1
 
 
-@pytest.mark.slow
-def test_engine_that_sees_no_gpu_says_so(run):
-    job = {"engine": "training", "device": "gpu"}
-    paths = os.pathsep.join([str(_SCRIPTS), str(_SCRIPTS.parent)])
-    environment = {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": "-1"}
-    result = run("benchmarks/training.py", json.dumps(job), env=environment)
-    assert result.code == 1
-    assert "TensorFlow sees no GPU; install its build for CUDA" in result.err.splitlines()[-1]
-
-
 # In a process without TensorFlow, beside which PyTorch's optimizers cannot be imported.
 _PYTORCH_LOSSES = """
 import json, sys

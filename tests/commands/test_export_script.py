@@ -3,12 +3,9 @@
 import json
 
 import pytest
+from helpers import names_in
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "serve.sh"]
-
-
-def _names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.slow
@@ -23,7 +20,7 @@ def test_export_writes_version_and_model_card(call, run_dir, texts, tmp_path):
     lines = result.out.splitlines()
     assert " ".join(lines[0].split()) == "serving_default: text -> translations, scores, source_cut"
     assert lines[-1].startswith(f"Exported checkpoint step-300,step-150 to {folder}/3 (")
-    assert _names(folder) == ["3", *_SERVER_FILES]
+    assert names_in(folder) == ["3", *_SERVER_FILES]
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
     assert [run["checkpoint"] for run in card["training"]] == ["step-300", "step-150"]
     assert card["search"]["beam_size"] == 2
@@ -42,7 +39,7 @@ def test_ctranslate2_format_has_versions(call, run_dir, tmp_path):
     )
     assert result.code == 0, result.err
     assert f"to {tmp_path}/1 (" in result.out
-    assert "model.bin" in _names(tmp_path / "1")
+    assert "model.bin" in names_in(tmp_path / "1")
 
 
 def test_transformers_format_has_versions(call, run_dir, tmp_path, refused):
@@ -51,5 +48,5 @@ def test_transformers_format_has_versions(call, run_dir, tmp_path, refused):
         result = call(*export, "--format=transformers")
         assert result.code == 0, result.err
         assert f"to {tmp_path}/{version} (" in result.out
-    assert {"config.json", "model.safetensors", "source.spm"} < set(_names(tmp_path / "2"))
+    assert {"config.json", "model.safetensors", "source.spm"} < set(names_in(tmp_path / "2"))
     refused(call(*export), "is a transformers model; give the SavedModel model another folder")

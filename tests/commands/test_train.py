@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from helpers import cluster, user_modules
 
 from keras_transformer.config import (
     DataConfig,
@@ -57,7 +58,7 @@ def test_process_leaves_a_complete_run_directory(run, train_flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_early_stop_is_said_when_it_happens_and_afterwards(call, tmp_path, train_flags):
+def test_early_stop_is_reported_when_it_happens_and_afterwards(call, tmp_path, train_flags):
     stop = ("--stop_metric=val_loss", "--stop_patience=1", "--checkpoint_steps=1")
     steps = ("--train_steps=9", "--warmup_steps=1", "--learning_rate=9")  # diverges
     for start in ("\n", "Nothing to do: "):
@@ -77,16 +78,13 @@ def test_finished_run_is_reported_and_unchanged(call, copy, texts):
     assert after == before
 
 
-def test_differing_flags_are_rejected_by_name(call, copy, run_dir, texts, refused):
+def test_differing_flags_are_rejected_by_name(call, copy, refused):
     before = _contents(copy)
     for flags, differences in (
         (["--num_layers=2", "--seed=7"],
          "num_layers is 1 there and 2 here; seed is 1 there and 7 here; remove these options"),
-        (["--vocabulary_size=40"], "vocabulary_size is 30 there and 40 here; remove"),
         (["--dataset=number_names/en-de"],
          "dataset is None there and 'number_names/en-de' here; remove"),
-        ([f"--train_source={texts}/dev.en"], "train_source is "),
-        ([f"--start_from={run_dir}"], f"start_from is None there and '{run_dir}' here; "),
         (["--preset=tiny"], "model_dim is 32 there and 128 here; "),
     ):  # fmt: skip
         result = call("train.py", f"--run_dir={copy}", *flags, "--train_steps=350")
@@ -165,33 +163,14 @@ def test_stopped_run_reports_checkpoint_and_status(call, tmp_path, train_flags, 
     assert (result.code, result.err.strip()) == (130, "train.py: interrupted")
 
 
-def start_workers(start, free_ports, *arguments):
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
-    tasks = [{"cluster": cluster, "task": {"type": "worker", "index": each}} for each in range(2)]
-    return [start("train.py", *arguments, env={"TF_CONFIG": json.dumps(task)}) for task in tasks]
-
-
-@pytest.mark.slow
-def test_two_workers_train_the_same_run_as_one(start, call, tmp_path, train_flags, free_ports):
-    assert call("train.py", f"--run_dir={tmp_path}/alone", *train_flags).code == 0
-    for worker in start_workers(start, free_ports, f"--run_dir={tmp_path}/run", *train_flags):
-        _, err = worker.communicate(timeout=1200)
-        assert worker.returncode == 0, err
-    rows, expected = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("run", "alone"))
-    for row, other in zip(rows, expected, strict=True):
-        for name in ("step", "target_tokens", "padding", "bleu"):
-            assert row[name] == other[name]
-        for name in ("loss", "accuracy", "val_loss", "val_accuracy"):
-            assert row[name] == pytest.approx(other[name], rel=1e-3)
-    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
-    assert names == {path.name for path in (tmp_path / "alone" / "checkpoints").iterdir()}
-
-
 @pytest.mark.slow
 def test_sigterm_to_one_worker_stops_all_at_same_step(start, tmp_path, train_flags, free_ports):
     options = ("--train_steps=1000000", "--checkpoint_steps=1000000", "--log_steps=1")
     without_dev = [flag for flag in train_flags if not flag.startswith("--dev_")]  # saves time
-    workers = start_workers(start, free_ports, f"--run_dir={tmp_path}/run", *without_dev, *options)
+    flags = (f"--run_dir={tmp_path}/run", *without_dev, *options)
+    workers = [
+        start("train.py", *flags, env={"TF_CONFIG": config}) for config in cluster(free_ports(2))
+    ]
     for line in workers[0].stdout:
         if "tok/s" in line:
             break
@@ -206,25 +185,35 @@ def test_sigterm_to_one_worker_stops_all_at_same_step(start, tmp_path, train_fla
     assert (tmp_path / "run" / "checkpoints" / f"step-{step}.index").exists()
 
 
-@pytest.mark.parametrize(("computes", "trim_threshold"), [(True, "131072"), (False, None)])
-def test_slow_bfloat16_and_malloc_are_reported(
-    call, train_flags, tmp_path, monkeypatch, training_ends, computes, trim_threshold
-):
-    precision = "mixed_bfloat16" if computes else "float32"
-    monkeypatch.setattr(distribution, "auto_precision", lambda: precision)
+@pytest.fixture
+def begin(call, train_flags, tmp_path, training_ends, monkeypatch):
+    """Gives what a command prints on a machine with some precision before it trains."""
+
+    def begin(precision):
+        monkeypatch.setattr(distribution, "auto_precision", lambda: precision)
+        training_ends(Stopped(signal.SIGTERM, 7))
+        flags = [*train_flags, "--precision=mixed_bfloat16"]
+        result = call("train.py", f"--run_dir={tmp_path / 'run'}", *flags)
+        assert (result.code, result.err) == (0, "")
+        return result.out
+
+    return begin
+
+
+def test_bfloat16_without_instructions_for_it_is_reported(begin, monkeypatch):
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
-    if trim_threshold:  # set by the user
-        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", trim_threshold)
-    training_ends(Stopped(signal.SIGTERM, 7))
-    flags = [*train_flags, "--precision=mixed_bfloat16"]
-    result = call("train.py", f"--run_dir={tmp_path / 'run'}", *flags)
-    assert (result.code, result.err) == (0, "")
-    lines = result.out.splitlines()
-    warnings = [line for line in lines if "instructions for bfloat16" in line]
-    assert len(warnings) == (0 if computes else 1), result.out
-    assert computes or "at 0.7 of the rate with AVX2" in warnings[0]
-    is_kept = trim_threshold is None and platform.libc_ver()[0] == "glibc"
-    assert ("Training on the CPU, freed memory kept, with" in result.out) == is_kept
+    output = begin("float32")
+    (warning,) = [line for line in output.splitlines() if "instructions for bfloat16" in line]
+    assert "at 0.7 of the rate with AVX2" in warning
+    is_kept = platform.libc_ver()[0] == "glibc"
+    assert ("Training on the CPU, freed memory kept, with" in output) == is_kept
+
+
+def test_users_setting_of_malloc_is_not_replaced(begin, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    output = begin("mixed_bfloat16")
+    assert "instructions for bfloat16" not in output
+    assert "freed memory kept" not in output
 
 
 def test_missing_dev_set_names_flags_of_the_text(call, train_flags, tmp_path, training_ends):
@@ -369,21 +358,18 @@ def test_file_with_the_name_of_a_standard_module_is_loaded(call, tmp_path):
 
 
 @pytest.mark.slow
-def test_user_architecture_trains_and_translates(run, refused, train_flags, tmp_path):
+def test_user_architecture_trains_and_translates(call, refused, train_flags, tmp_path):
     own = f"--user_module={_TOY}"
-    assert "--[no]reverse_source" in run("train.py", own, "--help").out
     not_of_it = ("--preset", "--num_", "--feed_forward")
     flags = [flag for flag in train_flags if not flag.startswith(not_of_it)]
     flags += ["--architecture=toy", f"--run_dir={tmp_path}/run", "--train_steps=2"]
-    refused(
-        run("train.py", own, *flags, "--num_steps=3"),
-        "--num_steps is a setting of architecture universal, and this run's is toy; remove it",
-    )
-    result = run("train.py", own, *flags)
-    assert result.code == 0, result.err
-    (tmp_path / "text").write_text("ein\n")
-    arguments = ["translate.py", f"--run_dir={tmp_path}/run", str(tmp_path / "text")]
-    refused(run(*arguments), "got 'toy'", "--user_module")
-    translated = run(*arguments, own)
-    assert translated.code == 0, translated.err
-    assert len(translated.out.splitlines()) == 1
+    translate = ("translate.py", f"--run_dir={tmp_path}/run")
+    with user_modules() as forget:
+        assert "--[no]reverse_source" in call("train.py", own, "--help").out
+        result = call("train.py", own, *flags)
+        assert result.code == 0, result.err
+        forget()
+        refused(call(*translate, stdin=b"ein\n"), "got 'toy'", "--user_module")
+        translated = call(*translate, own, stdin=b"ein\n")
+        assert translated.code == 0, translated.err
+        assert len(translated.out.splitlines()) == 1

@@ -1,5 +1,5 @@
-"""A task from its files to a server: training, resuming, evaluation, export, a fresh process and
-the client of a server all give the same answers.
+"""A task from its files to a server: training, resuming, evaluation, the export and the client of a
+server give the same answers.
 """
 
 import itertools
@@ -37,7 +37,7 @@ def write_dictionary(path):
 
 
 @pytest.mark.slow
-def test_task_from_files_to_server(tmp_path, call, run):
+def test_task_from_files_to_server(tmp_path, call):
     write_dictionary(tmp_path / "words.tsv")
     files = (f"--train_file={tmp_path}/words.tsv", "--held_out=0.1")
     run_dir = f"--run_dir={tmp_path}/run"
@@ -66,9 +66,7 @@ def test_task_from_files_to_server(tmp_path, call, run):
     card = json.loads((version / "assets.extra" / "model_card.json").read_text())
     assert card["training"][0]["task"]["name"] == "pronunciation"
     assert card["training"][0]["cost"]["flops"] == rows[-1]["flops"]
-    (tmp_path / "input").write_bytes(typed)
-    fresh = run("translate.py", f"--saved_model={version}", tmp_path / "input")
-    assert (fresh.out.splitlines(), fresh.err) == (expected, "")
+    assert succeed("translate.py", f"--saved_model={version}", stdin=typed).splitlines() == expected
     served = fake_server.Model({}, lambda signature, inputs: {}, "translator")
     served.versions, served.states = {}, {}
     stand_in_server.load(served, 1, version)

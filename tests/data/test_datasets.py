@@ -94,7 +94,7 @@ def test_part_of_a_split_keeps_its_order(tmp_path):
     assert part == ParallelText(whole.source[1:], whole.target[1:])
 
 
-def test_has_split(tmp_path):
+def test_missing_split_is_noticed(tmp_path):
     for split, exists in (("dev", True), ("validation", False)):
         data_set = DatasetSplit(name="tiny_phrases/de_to_en", split=split, data_dir=tmp_path)
         assert data_set.has_split() is exists

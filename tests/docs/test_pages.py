@@ -19,6 +19,13 @@ _SHORT = "--train_steps=2 --warmup_steps=1 --checkpoint_steps=2 --batch_tokens=5
 # A repeated flag counts the last time; these lack settings of every architecture or task.
 _SMALL_AND_SHORT = f"{_SMALL} {_SHORT}"
 _ONE_LAYER_AND_SHORT = f"--num_layers=1 {_SHORT}"
+_FEW_STEPS = "--train_steps=2 --checkpoint_steps=1 --batch_tokens=512"
+# Trainings whose output the page does not show.
+_SHORTER = [
+    ("--train_steps=20 --checkpoint_steps=10", _FEW_STEPS),
+    ("--num_layers=1 --train_steps=20\n", f"--num_layers=1 {_FEW_STEPS}\n"),
+    ("--seed=2", f"--seed=2 {_FEW_STEPS}"),
+]
 
 slow = pytest.mark.slow
 
@@ -89,7 +96,8 @@ def server(free_ports):
      "guides/training", "guides/architectures", "guides/data", "guides/compare"],
 )  # fmt: skip
 def test_pages_about_a_trained_run(trained, run_page, page):
-    run_page(f"docs/{page}.md", trained, _SMALL_AND_SHORT if page == "guides/data" else "")
+    short = _SMALL_AND_SHORT if page == "guides/data" else ""
+    run_page(f"docs/{page}.md", trained, short=short, replace=_SHORTER)
 
 
 @slow
@@ -126,7 +134,7 @@ def test_other_tasks(trained, run_page, tmp_path):
         trees = (f"(S (NP (NNS {noun.replace(' ', ') (NNS ')})))\n" for noun in nouns)
         (tmp_path / f"{split}.mrg").write_text("".join(trees), encoding="utf-8")
         (tmp_path / f"{split}.txt").write_text("\n".join(nouns) + "\n", encoding="utf-8")
-    run_page("docs/guides/tasks.md", tmp_path, _ONE_LAYER_AND_SHORT)
+    run_page("docs/guides/tasks.md", tmp_path, short=_ONE_LAYER_AND_SHORT, replace=_SHORTER)
     assert len((tmp_path / "test.tsv").read_text().splitlines()) == 1 + 4
 
 
@@ -134,7 +142,7 @@ def test_other_tasks(trained, run_page, tmp_path):
 def test_readme(trained, run_page, server, tmp_path):
     for path in trained.glob("*.??"):
         shutil.copy(path, tmp_path)
-    run_page("README.md", tmp_path, _SMALL_AND_SHORT, **server)
+    run_page("README.md", tmp_path, short=_SMALL_AND_SHORT, **server)
 
 
 def test_number_names_has_the_flags_of_the_quickstart():

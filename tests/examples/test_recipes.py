@@ -7,11 +7,9 @@ import pathlib
 import random
 import shutil
 import subprocess
-import sys
 
 import pytest
-
-from keras_transformer.tasks import task
+from helpers import user_modules
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SCAN = _ROOT / "tests" / "data" / "scan"
@@ -21,13 +19,10 @@ _RECIPES = sorted(path.stem for path in (_ROOT / "examples" / "recipes").glob("*
 @pytest.fixture(autouse=True)
 def in_a_folder_with_examples(monkeypatch, tmp_path):
     """The tasks that a recipe loads are gone after a test."""
-    monkeypatch.setattr(task, "_TASKS", dict(task._TASKS))
-    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "examples").symlink_to(_ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    yield
-    for path in (_ROOT / "examples").glob("*.py"):
-        sys.modules.pop(f"user_module_{path.stem}", None)
+    with user_modules():
+        yield
 
 
 def recipe(name: str) -> tuple[str, list[str]]:

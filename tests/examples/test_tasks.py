@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import tensorflow as tf
+from helpers import user_modules
 
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
-from keras_transformer.tasks import task as task_module
 from keras_transformer.training.prepare import make_vocabularies
 
 _EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -23,15 +23,10 @@ _SIZES = ("--num_layers=1", "--model_dim=32", "--feed_forward_dim=64", "--num_he
 @pytest.fixture(autouse=True)
 def path_to_examples(monkeypatch):
     """A test loads the tasks anew, and they are gone afterwards."""
-    examples = ("inflection", "semantic_parsing")
-    others = {name: task for name, task in task_module._TASKS.items() if name not in examples}
-    monkeypatch.setattr(task_module, "_TASKS", others)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(_EXAMPLES)])
-    modules = [f"{prefix}{name}" for prefix in ("", "user_module_") for name in examples]
-    for name in modules:
-        sys.modules.pop(name, None)
-    yield
-    for name in modules:
+    with user_modules():
+        monkeypatch.syspath_prepend(str(_EXAMPLES))
+        yield
+    for name in ("inflection", "semantic_parsing"):
         sys.modules.pop(name, None)
 
 
@@ -108,22 +103,14 @@ def test_malformed_line_is_reported(tmp_path, module, reader, line):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "train", "test", "option", "source"),
-    [
-        ("inflection", "inflection/kat.train", "inflection/kat.test", "overlap_with",
-         "სუფლე\tN;ERG;SG\n"),
-        ("semantic_parsing", "cogs/gen.tsv", "cogs/gen.tsv", "categories_of", "A dog slept .\n"),
-    ],
-)  # fmt: skip
-def test_task_of_one_file_works_by_command(call, tmp_path, name, train, test, option, source):
-    own = (f"--run_dir={tmp_path}/run", f"--user_module={_EXAMPLES / name}.py")
-    files = (f"--train_file={_DATA / train}", *(f"--{split}_file={_DATA / test}"
-                                                for split in ("dev", "test")))  # fmt: skip
-    result = call("train.py", *own, f"--task={name}", *files, *_SIZES)
+def test_semantic_parsing_works_by_command(call, tmp_path):
+    cogs = _DATA / "cogs" / "gen.tsv"
+    own = (f"--run_dir={tmp_path}/run", f"--user_module={_EXAMPLES}/semantic_parsing.py")
+    files = [f"--{split}_file={cogs}" for split in ("train", "dev", "test")]
+    result = call("train.py", *own, "--task=semantic_parsing", *files, *_SIZES)
     assert result.code == 0, result.err
     assert "exact match" in result.out
-    options = (f"--{option}={_DATA / train}", "--json", "--max_extra_length=9")
+    options = (f"--categories_of={cogs}", "--json", "--max_extra_length=9")
     scores = json.loads(call("evaluate.py", *own, *options).out)
     assert 0 <= scores["exact_match"] <= 1 and scores["categories"]
-    assert len(call("translate.py", *own, stdin=source.encode()).out.splitlines()) == 1
+    assert len(call("translate.py", *own, stdin=b"A dog slept .\n").out.splitlines()) == 1

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers import n_best
 
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator, XlaShapes
@@ -13,11 +14,6 @@ _SEARCHES = {
     "sampling": dict(method="sampling", num_translations=3, temperature=2.0),
     "penalties": dict(coverage_penalty=0.4, length_penalty=1.0, no_repeat_ngram=2),
 }
-
-
-def _n_best(translations):
-    """The translations of all n-best lists, one after the other."""
-    return [each for best in translations for each in (best, *best.alternatives)]
 
 
 def _assert_as_given(translator, sentences, results):
@@ -52,7 +48,7 @@ def test_details_equal_score_and_attention(make_translator, translator, name):
     judge, translator = translator, make_translator(**_SEARCHES[name])
     results = translator.translate(_SENTENCES, details=True)
     plain = translator.translate(_SENTENCES)
-    for ours, theirs in zip(_n_best(results), _n_best(plain), strict=True):
+    for ours, theirs in zip(n_best(results), n_best(plain), strict=True):
         assert ours.text == theirs.text
         assert ours.score == pytest.approx(theirs.score, rel=1e-5)
     _assert_as_given(judge, _SENTENCES, results)

@@ -1,6 +1,6 @@
 """Imports a made-up model of the size of an OPUS-MT one, translates with it, and exports it.
 
-    python opus_base.py TOKENIZERS FOLDER
+    python opus_base.py TOKENIZERS FOLDER [SENTENCES]
 
 writes the model into FOLDER in the format of transformers, with the SentencePiece models and tokens
 of the folder TOKENIZERS; prints the processor seconds of each part, the megabytes of the weights,
@@ -75,10 +75,10 @@ def memory(name):
     return 1024 * int(line)
 
 
-def main(tokenizers, folder):
+def main(tokenizers, folder, num_sentences=NUM_SENTENCES):
     size = write(tokenizers, folder / "model")
     with (tokenizers / "source.jsonl").open(encoding="utf-8") as file:
-        sentences = [json.loads(next(file))["text"] for _ in range(NUM_SENTENCES)]
+        sentences = [json.loads(next(file))["text"] for _ in range(int(num_sentences))]
     found = {"weights_mb": size / 1e6}
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until here
     before, start = memory("VmRSS"), sum(os.times()[:4])
@@ -105,4 +105,4 @@ def main(tokenizers, folder):
 
 
 if __name__ == "__main__":
-    main(*map(pathlib.Path, sys.argv[1:]))
+    main(*map(pathlib.Path, sys.argv[1:3]), *sys.argv[3:])

@@ -64,14 +64,14 @@ def count_differences(model, original, by_row=False):
 def mutate(sample_model, tmp_path):
     """Reads a sample many times, each time with one of its files changed."""
 
-    def mutate(name, file, count, check):
+    def mutate(name, file, check):
         folder = pathlib.Path(shutil.copytree(sample_model(name), tmp_path / name))
         path, given = folder / file, samples.given(folder)
         content = path.read_bytes()
         original = read_model(folder, samples.FORMATS[name], given)
         path.unlink()
-        generator, refused = random.Random(count), 0
-        for _ in range(count):
+        generator, refused = random.Random(10), 0
+        for _ in range(COUNT):
             path.write_bytes(mutated(content, generator))
             try:
                 check(read_model(folder, samples.FORMATS[name], given), original)
@@ -106,21 +106,18 @@ def check_others(model, original):
     model.fill(transformer(model.config))
 
 
-SIZES = [pytest.param(10, id="few"), pytest.param(100, marks=pytest.mark.slow, id="many")]
+COUNT = 20  # of damaged files
 
 
-@pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_damaged_weights_are_rejected_or_read(name, count, mutate, monkeypatch):
+def test_damaged_weights_are_rejected_or_read(name, mutate, monkeypatch):
     for reader in READERS:  # vocabularies take longest, and are the next test's
         function = f"keras_transformer.interop.{reader}.make_vocabularies"
         monkeypatch.setattr(function, lambda *arguments: (ANY_VOCABULARY, ANY_VOCABULARY))
     check = functools.partial(check_weights, by_row=name == "ct2_int8")  # a scale is of a row
-    assert mutate(name, WEIGHTS[name], count, check) >= 0.2 * count
+    assert mutate(name, WEIGHTS[name], check) >= 0.1 * COUNT
 
 
-@pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize(("name", "file"), OTHERS)
-def test_other_damaged_files_are_rejected_or_read(name, file, count, mutate):
-    count = min(count, 40)
-    assert mutate(name, file, count, check_others) >= 0.05 * count
+def test_other_damaged_files_are_rejected_or_read(name, file, mutate):
+    assert mutate(name, file, check_others) >= 1

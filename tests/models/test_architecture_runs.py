@@ -1,11 +1,8 @@
 """Training runs of each architecture, what they export, and who answers from it."""
 
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import native_runtime
 import numpy as np
@@ -23,7 +20,6 @@ from keras_transformer.results import Translation
 from keras_transformer.serving.export import export, load_exported
 from keras_transformer.training import RunDirectory, train
 
-TESTS = pathlib.Path(__file__).resolve().parents[1]
 RUNS = {
     "transformer, window": dict(model_dim=16, feed_forward_dim=24),
     "recurrent, all": dict(model_dim=16),
@@ -32,10 +28,6 @@ RUNS = {
 }
 STEPS = {"train_steps": 30, "checkpoint_steps": 10, "learning_rate": 0.02}
 SEARCH = SearchConfig(beam_size=3, max_source_length=8, max_extra_length=4, num_translations=2)
-KILLED_AT_STEP_14 = (
-    "import sys, toy_architecture, tiny_run; tiny_run.train_until_killed(sys.argv[1], 14)"
-)
-PATH = os.pathsep.join(map(str, (TESTS.parent, TESTS / "models", TESTS / "training")))
 SENTENCES = ["abc", "fed", "", "aabb", "c"]
 SIGNATURES = {"serving_default", "translate_options", "score", "tokens"}
 only_toy = pytest.mark.parametrize("config", ["toy"], indirect=True)
@@ -116,15 +108,8 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
 
 
 @pytest.mark.slow
-def test_killed_run_resumes_to_the_same_weights(created, trained, tmp_path):
-    run = RunDirectory(shutil.copytree(created.path, tmp_path / "run"))
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED_AT_STEP_14, run.path],
-        env=os.environ | {"PYTHONPATH": PATH},
-        check=False,
-    )
-    assert killed.returncode == -9
-    assert run.checkpoints().steps() == [10]
+def test_resumed_run_ends_with_the_same_weights(trained, tmp_path):
+    run = tiny_run.copy_of(trained, tmp_path / "run", until_step=10)
     train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), show=False)
     for name in ("step-30", "average"):
         tiny_run.assert_same_checkpoint(trained, run, name)
@@ -146,11 +131,10 @@ def test_export_answers_as_python_in_a_fresh_process(config, translator, exporte
 
 @pytest.mark.slow
 @pytest.mark.skipif(native_runtime.missing() is not None, reason=str(native_runtime.missing()))
-def test_c_program_serves_the_export(translator, exported, tmp_path):
-    program = native_runtime.build(tmp_path)
+def test_c_program_serves_the_export(translator, exported, native_program):
     signature = native_runtime.read_signature(exported)
     rows = [[sentence.encode()] for sentence in SENTENCES]
-    found = native_runtime.answer(program, signature, rows, [2, 3])
+    found = native_runtime.answer(native_program, signature, rows, [2, 3])
     ours = translator.translate(SENTENCES)
     assert [[text.decode() for text in row] for row in found["translations"]] == texts_of(ours)
     np.testing.assert_allclose(np.array(found["scores"], np.float32), scores_of(ours), atol=1e-4)

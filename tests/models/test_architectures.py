@@ -188,7 +188,10 @@ def test_wide_beam_equals_enumeration(name, bound):
 
 
 @pytest.mark.slow
-@every_case
+@pytest.mark.parametrize(
+    "name",
+    [*VARIANTS, "transformer, sigma", "transformer, rotary", "recurrent, dot", "universal, fixed"],
+)
 def test_xla_search_equals_the_graph(name):
     model = model_of(name)
 
@@ -213,7 +216,7 @@ def test_xla_search_equals_the_graph(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["recurrent", "recurrent, all", "universal", "universal, all"])
+@pytest.mark.parametrize("name", ["recurrent, all", "universal, all"])
 def test_xla_gives_the_logits_and_gradients_of_the_graph(name):
     no_offset = dict(max_position_offset=0) if "universal" in name else {}  # it is drawn
     model = random_model(CONFIGS[name].replace(dropout=0.0, **no_offset))

@@ -34,7 +34,7 @@ def assert_equal(result, expected):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_equals_beam_search(name):
+def test_generate_equals_beam_search(name):
     model = random_model(CONFIGS[name])
     options = dict(beam_size=3, num_translations=2, length_penalty=0.9)
     result = model.generate(SOURCE, max_length=6, **options)
@@ -46,7 +46,7 @@ def test_longest_output_has_50_tokens_more_than_its_source(model):
     assert result.lengths[:, 0].numpy().tolist() == [4 + 50 + 1, 1 + 50 + 1, 3 + 50 + 1]
 
 
-def test_equals_sampling(model):
+def test_generate_equals_sampling(model):
     options = dict(temperature=1.5, num_translations=3)
     result = model.generate(SOURCE, method="sampling", max_length=5, seed=7, **options)
     expected = sample(
@@ -60,7 +60,7 @@ def test_equals_sampling(model):
     assert_equal(result, expected)
 
 
-def test_takes_lists_and_arrays_of_any_shape_and_traces_once(model):
+def test_generate_takes_lists_and_arrays_of_any_shape_and_traces_once(model):
     model.generation = None
     whole = model.generate(SOURCE, max_length=6)
     graph = next(iter(model.generation.graphs.values()))
@@ -89,7 +89,7 @@ def negate(model):
     "change", [negate, lambda model: model.enable_lora(2), lambda model: model.quantize("int8")],
     ids=["weights", "lora", "quantization"],
 )  # fmt: skip
-def test_follows_changes_of_the_model(change):
+def test_generate_follows_changes_of_the_model(change):
     model = random_model(CONFIGS["transformer"])
     model.generate(SOURCE, max_length=6)
     change(model)
@@ -122,7 +122,7 @@ def test_copies_and_files_of_a_model_generate_for_themselves(model, tmp_path):
         (SOURCE, {"method": "greedy"}, "method must be one of"),
     ],
 )
-def test_other_inputs_are_rejected(model, source, options, message):
+def test_inputs_that_are_no_rows_of_ids_are_rejected(model, source, options, message):
     with pytest.raises(InputError, match=message):
         model.generate(source, **options)
 

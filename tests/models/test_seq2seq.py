@@ -99,20 +99,12 @@ def extend_adapted():
         ),
         (lambda conv: build_model(conv(**SIZE)), "no model is registered for ConvConfig; register"),
         (
-            lambda _: RecurrentConfig(**SIZE, attention_dim=4, attention_type="dot"),
-            "attention_dim cannot be combined with attention_type dot",
-        ),
-        (
             lambda _: CONFIGS["universal"].replace(norm_epsilon=0.0),
             "norm_epsilon must be above 0 in a Universal Transformer, got 0",
         ),
         (
             lambda _: CONFIGS["universal"].replace(model_dim=9, num_heads=3, positions="learned"),
             "model_dim must be even for the sinusoidal step signals, got 9",
-        ),
-        (
-            lambda _: CONFIGS["universal"].replace(num_heads=3),
-            "model_dim 8 is not divisible by num_heads 3; choose num_heads that",
         ),
         (lambda _: extend_adapted(), "with LoRA matrices or quantized layers cannot get more"),
     ],

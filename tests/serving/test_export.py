@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import n_best, names_in
 from tensorflow.core.framework import tensor_shape_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
@@ -22,10 +23,6 @@ from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "serve.sh"]
-
-
-def _names(folder):
-    return sorted(path.name for path in folder.iterdir())
 
 
 def _model(version):
@@ -59,11 +56,6 @@ def test_runtime_rejects_inputs_of_wrong_rank(exported, tmp_path):
                     session.run(outputs, inputs)
 
 
-def _n_best(translations):
-    """The translations of all n-best lists, one after the other."""
-    return [each for best in translations for each in (best, *best.alternatives)]
-
-
 @pytest.mark.slow
 def test_loaded_export_matches_translator(exported, two_best, words):
     sentences = ["two two", "", "cat sun", "hello tree nonsense"] * 3
@@ -71,7 +63,7 @@ def test_loaded_export_matches_translator(exported, two_best, words):
     for options in ({}, dict(max_length=[2, None, 3] * 4, prefix=["", "", "木"] * 4)):
         found = loaded.translate(sentences, **options)
         ours = two_best.translate(sentences, **options)
-        for theirs, mine in zip(_n_best(found), _n_best(ours), strict=True):
+        for theirs, mine in zip(n_best(found), n_best(ours), strict=True):
             assert theirs.text == mine.text
             assert theirs.score == pytest.approx(mine.score, rel=1e-5)
     texts = [best.text for best in ours]
@@ -107,10 +99,12 @@ def test_versions_are_counted_and_never_overwritten(export_quickly, tmp_path, mo
     (tmp_path / "7").mkdir()
     (tmp_path / "notes").mkdir()
     seen = []  # while an export is checked
-    monkeypatch.setattr(export_module, "compare_answers", lambda *_: seen.extend(_names(tmp_path)))
+    monkeypatch.setattr(
+        export_module, "compare_answers", lambda *_: seen.extend(names_in(tmp_path))
+    )
     assert export_quickly(tmp_path) == tmp_path / "8"
     assert [name for name in seen if name.isdigit()] == ["7"]
-    assert _names(tmp_path) == sorted(["7", "8", "notes", *_SERVER_FILES])
+    assert names_in(tmp_path) == sorted(["7", "8", "notes", *_SERVER_FILES])
     for version, message in (
         (8, "8 already exists; choose another"),
         (2, "version 2 is lower than 8, and a server loads the highest"),
@@ -125,7 +119,7 @@ def test_folder_has_versions_of_one_format(export_quickly, tmp_path):
     (tmp_path / "theirs" / "2" / "model.bin").touch()
     with pytest.raises(InputError, match=r"theirs/2 is a CTranslate2 model; give the SavedModel"):
         export_quickly(tmp_path / "theirs")
-    assert _names(tmp_path / "theirs") == ["2"]
+    assert names_in(tmp_path / "theirs") == ["2"]
     ours = export_quickly(tmp_path / "ours")
     with pytest.raises(InputError, match=r"ours/1 is a SavedModel model; give the CTranslate2 mo"):
         choose_version(tmp_path / "ours", None, "CTranslate2")
@@ -166,7 +160,7 @@ def test_version_that_fails_a_check_is_never_published(
         monkeypatch.setattr(tf.saved_model, "save", save)
     with pytest.raises(InputError, match=message):
         export_quickly(tmp_path / "new" / "words")
-    assert _names(tmp_path) == []
+    assert names_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -188,7 +182,7 @@ def test_failed_write_leaves_nothing_behind(export_quickly, tmp_path, monkeypatc
     monkeypatch.setattr(tf.saved_model, "save", save)
     with pytest.raises(InputError, match=r"cannot write the export to .*1 .*No space left"):
         export_quickly(tmp_path / "new")
-    assert _names(tmp_path) == ["file"]
+    assert names_in(tmp_path) == ["file"]
 
 
 def test_damaged_and_other_saved_models_are_rejected(exported, tmp_path):
@@ -216,11 +210,11 @@ def test_exported_samples_and_details_match_python(trained, exported, tmp_path):
     loaded = load_exported(version)
     sentences = ["hello two cat", "", "two sun sun cat hello", "привет 木"]
     found, expected = (each.translate(sentences) for each in (loaded, translator))
-    assert list(map(str, _n_best(found))) == list(map(str, _n_best(expected)))
+    assert list(map(str, n_best(found))) == list(map(str, n_best(expected)))
     for options in ({}, {"max_length": 2}):
         ours = translator.translate(sentences, details=True, **options)
         theirs = loaded.translate(sentences, details=True, **options)
-        for left, right in zip(_n_best(ours), _n_best(theirs), strict=True):
+        for left, right in zip(n_best(ours), n_best(theirs), strict=True):
             numbers = ("score", "token_scores", "attention")
             for name in numbers:
                 np.testing.assert_allclose(getattr(left, name), getattr(right, name), atol=1e-5)

@@ -56,28 +56,23 @@ def _written(value):
     return " ".join(map(str, value if isinstance(value, list) else [value])).encode()
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    return native_runtime.build(tmp_path_factory.mktemp("program"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_sizes", [[1], [5, 64, 2]], ids=["alone", "mixed batches"])
-def test_c_program_translates_as_python(exported, two_best, program, batch_sizes):
+def test_c_program_translates_as_python(exported, two_best, native_program, batch_sizes):
     signature = native_runtime.read_signature(exported)
     rows = [[sentence] for sentence in _BYTES]
-    answer = native_runtime.answer(program, signature, rows, batch_sizes)
+    answer = native_runtime.answer(native_program, signature, rows, batch_sizes)
     ours = two_best(tf.constant(_BYTES))
     assert answer["translations"] == ours["translations"].numpy().tolist()
     scores = np.array(answer["scores"], np.float32)
     np.testing.assert_allclose(scores, ours["scores"], atol=1e-5)
-    empty = native_runtime.answer(program, signature, [])
+    empty = native_runtime.answer(native_program, signature, [])
     assert empty == {"scores": [], "translations": [], "source_cut": []}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(_REQUESTS))
-def test_c_program_answers_every_signature(exported, served, program, name):
+def test_c_program_answers_every_signature(exported, served, native_program, name):
     assert set(served.signatures) == {"serving_default", *_REQUESTS}
     function, columns = served.signatures[name], dict(_REQUESTS[name])
     specs = function.structured_input_signature[1]
@@ -88,7 +83,7 @@ def test_c_program_answers_every_signature(exported, served, program, name):
     signature = native_runtime.read_signature(exported, name, inputs=list(columns))
     written = [[_written(value) for value in column] for column in columns.values()]
     rows = list(zip(*written, strict=True))
-    answer = native_runtime.answer(program, signature, rows)
+    answer = native_runtime.answer(native_program, signature, rows)
     assert answer.keys() == expected.keys()
     for output, values in expected.items():
         values = values.numpy().reshape(len(rows), -1)
@@ -100,7 +95,7 @@ def test_c_program_answers_every_signature(exported, served, program, name):
 
 
 @pytest.mark.slow
-def test_c_program_runs_compiled_search(trained, program, tmp_path, monkeypatch):
+def test_c_program_runs_compiled_search(trained, native_program, tmp_path, monkeypatch):
     # The C program compares with Python, what `export` does otherwise, and compiles once more.
     monkeypatch.setattr(export_module, "compare_answers", lambda *_: None)
     search = SearchConfig(
@@ -111,7 +106,7 @@ def test_c_program_runs_compiled_search(trained, program, tmp_path, monkeypatch)
     # Two together, one alone, and one that is too long for what is compiled.
     texts = [b"hello two cat", b"house", b"", b"cat " * 6]
     signature = native_runtime.read_signature(version)
-    answer = native_runtime.answer(program, signature, [[t] for t in texts], [2, 1])
+    answer = native_runtime.answer(native_program, signature, [[t] for t in texts], [2, 1])
     plain = Translator(*trained, search)(tf.constant(texts))
     assert answer["translations"] == plain["translations"].numpy().tolist()
     scores = np.array(answer["scores"], np.float32)

@@ -41,7 +41,7 @@ def test_trees_are_read_over_line_breaks_and_cleaned():
     assert trees.clean(trees.parse_tree("(S (NP (-NONE- *)) (VP (-NONE- *)))")) == []
 
 
-def test_linearize():
+def test_linearized_tree_has_labels_and_may_have_tags():
     tree = trees.clean(read(PENN)[0][1])
     assert trees.sentence_of(tree) == "The dog is ( old ) ."
     assert trees.linearize(tree, pos_tags=False) == (

@@ -137,7 +137,7 @@ def test_bytes_that_are_not_utf8_stay_unknown_among_invisible_characters():
     assert ids == [*vocabulary.encode(["old \ue000 old"])]
 
 
-def test_learned_vocabularies_have_no_tokens_for_what_nobody_sees():
+def test_learned_vocabularies_have_no_tokens_for_invisible_characters():
     vocabulary = learn_vocabulary(["\ufeffa\xadb\u200e c\x07d\u2028\u200be"], size=30, kind="char")
     characters = set("".join(vocabulary.pieces(range(4, vocabulary.size))))
     assert characters == set("▁abcde")

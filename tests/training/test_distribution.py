@@ -12,6 +12,7 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import cluster
 from tiny_run import contents
 
 from keras_transformer import host
@@ -137,22 +138,13 @@ def test_other_errors_are_not_out_of_memory():
 
 def start_workers(count, free_ports, *arguments):
     """Starts the workers of a cluster on this machine."""
-    ports = free_ports(count)
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
-    workers = []
-    for index in range(count):
-        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-        environment = {"TF_CONFIG": json.dumps(task), "PYTHONPATH": str(FOLDER.parents[1])}
-        workers.append(
-            subprocess.Popen(
-                [sys.executable, *map(str, arguments)],
-                env=os.environ | environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    return workers
+    environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[1])}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, *map(str, arguments)]
+    return [
+        subprocess.Popen(command, env=environment | {"TF_CONFIG": config}, **pipes)
+        for config in cluster(free_ports(count))
+    ]
 
 
 def finish(workers):
@@ -169,24 +161,15 @@ def rows(run):
     return [[line[name] for name in names if name in line] for line in lines]
 
 
-@pytest.fixture(scope="module")
-def on_one_device(tmp_path_factory, free_ports):
-    folder = tmp_path_factory.mktemp("one")
-    finish(start_workers(1, free_ports, FOLDER / "train_on_grid.py", 1, folder))
-    return folder
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_workers", "num_devices"), [(1, 2), (2, 1), (2, 2)])
-def test_workers_with_devices_train_the_run_of_one_device(
-    on_one_device, tmp_path, free_ports, num_workers, num_devices
-):
-    finish(
-        start_workers(num_workers, free_ports, FOLDER / "train_on_grid.py", num_devices, tmp_path)
-    )
-    one = RunDirectory(on_one_device / "whole")
+def test_two_workers_with_two_devices_train_the_run_of_one_device(tmp_path, free_ports):
+    for count in (1, 2):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        finish(start_workers(count, free_ports, FOLDER / "train_on_grid.py", count, folder))
+    one = RunDirectory(tmp_path / "1" / "whole")
     for name in ("whole", "resumed"):
-        run = RunDirectory(tmp_path / name)
+        run = RunDirectory(tmp_path / "2" / name)
         assert len(rows(run)) == len(rows(one))
         for row, expected in zip(rows(run), rows(one), strict=True):
             assert row == pytest.approx(expected, rel=1e-4)

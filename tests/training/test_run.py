@@ -108,16 +108,6 @@ def test_search_has_room_for_the_targets_of_the_text(tmp_path):
     assert short.configs().search == {}
 
 
-def test_search_reads_sources_as_long_as_those_of_the_text(tmp_path):
-    (tmp_path / "characters").write_text("".join("b" * size + "\n" for size in range(571, 601)))
-    (tmp_path / "words").write_text("ein Wort\n" * 30)
-    run = RunDirectory.create(
-        tmp_path / "run", train=(tmp_path / "characters", tmp_path / "words"),
-        vocabulary_size=20, source_level="char", target_level="word", max_length=700,
-    )  # fmt: skip
-    assert run.configs().search == {"max_source_length": 610}  # 601 with the word's beginning
-
-
 def test_settings_are_unset_with_none(tmp_path):
     run = tiny_run.create(tmp_path, stop_metric="bleu", average_best=1)
     run.change(stop_metric=None, average_best=None)
@@ -303,21 +293,12 @@ def test_run_keeps_the_precision_that_auto_meant_when_it_began(tmp_path, monkeyp
     ("options", "changes", "message"),
     [
         (
-            {"vocabulary": "/some.model", "vocabulary_size": 9},
-            {},
-            "vocabulary_size cannot be combined with vocabulary /some.model; remove one of them",
-        ),
-        ({"vocabulary": "some.model", "vocabulary_kind": "bpe"}, {}, "vocabulary_kind cannot be"),
-        ({"max_positions": 1024}, {}, "max_positions cannot be combined with positions sinusoidal"),
-        ({}, {"stop_patience": 10}, "stop_patience has no effect without stop_metric"),
-        (
             {"task": "pronunciation", "held_out": 0.1, "dev_file": "a"},
             {},
             "held_out has no effect in a run with a dev set; remove it",
         ),
         (LEARNED | {"max_length": 20}, {}, "max_length=20 needs 21 .*max_positions is 20; lower"),
         (LEARNED, {"max_length": 20}, "max_length=20 needs 21 learned positions"),
-        ({}, {"stop_metric": "foo"}, "stop_metric must be one of"),
         ({}, {"step": 1}, "there is no option 'step'"),
     ],
 )
