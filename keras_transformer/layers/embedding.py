@@ -151,44 +151,32 @@ class PositionalEncoding(Layer):
                 autocast=False,  # its gradient is summed over tokens, in float32
             )
 
-    def call(self, x: Tensor, offset: Tensor | int = 0, training: bool | None = None) -> Tensor:
+    def call(self, x: Tensor, offset: Tensor | int = 0) -> Tensor:
         """Returns embeddings x [B, T, D] plus the encodings of their positions.
 
         Args:
             x: the embeddings.
-            offset: what is added to the positions 0 to T - 1, int [] or [B, 1].
-            training: whether a length that is only known when a graph runs is checked, too.
+            offset: added to the positions 0 to T - 1, int [] or [B, 1].
 
         Raises:
-            InputError: x is not [B, T, D], or longer than the table of learned positions.
+            InputError: x is not [B, T, D].
         """
         if len(x.shape) != 3 or x.shape[-1] != self.model_dim:
             raise InputError(
                 f"positions are added to embeddings [B, T, {self.model_dim}], got {x.shape}; give "
                 "a model batches of ids [B, T], and use `encode` for the encodings of positions"
             )
-        return x + self.encode(self.positions_of(x, offset, training))
+        return x + self.encode(self.positions_of(x, offset))
 
-    def positions_of(self, x: Tensor, offset: Tensor | int, training: bool | None) -> Tensor:
+    def positions_of(self, x: Tensor, offset: Tensor | int) -> Tensor:
         """Returns the positions [T], or [B, T], of tokens x [B, T, ...]; see `call`."""
-        length = x.shape[1]
-        positions = ops.arange(ops.shape(x)[1]) + ops.convert_to_tensor(offset, "int32")
-        if self.kind != "learned":
-            return positions
-        room = self.max_positions - self.first_position
-        message = (
-            f"the table of max_positions={self.max_positions} has room for {room} tokens; shorten "
-            "the sequences (and max_position_offset), got positions up to"
-        )
-        if length is not None and length > room:
-            raise InputError(f"{message} {length - 1}")
-        return check_in_graph(positions, room, message) if training else positions
+        return ops.arange(ops.shape(x)[1]) + ops.convert_to_tensor(offset, "int32")
 
     def encode(self, positions: Tensor) -> Tensor:
         """Returns the encodings [..., D] of integer positions [...], counted from 0.
 
-        Positions beyond a learned table have its last row, as in CTranslate2: a sentence too long
-        for it must not fail those that share its batch.
+        Positions beyond a learned table have its last row, as in CTranslate2: a sentence that is
+        too long does not fail those that share its batch. Runs train on sentences that fit.
         """
         positions = positions + self.first_position
         if self.kind == "learned":
@@ -229,21 +217,6 @@ class RandomOffset(Layer):
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (input_shape[0], 1)
-
-
-if keras.backend.backend() == "tensorflow":
-    import tensorflow as tf
-
-    def check_in_graph(positions: Tensor, room: int, message: str) -> Tensor:
-        """Returns positions; a step fails where one is not below `room`. XLA drops the check."""
-        last = tf.reduce_max(positions)
-        with tf.control_dependencies([tf.debugging.Assert(last < room, [message, last])]):
-            return tf.identity(positions)
-
-else:
-
-    def check_in_graph(positions: Tensor, room: int, message: str) -> Tensor:
-        return positions
 
 
 def relative_scores(query: Tensor, table: Tensor, distances: Tensor) -> Tensor:

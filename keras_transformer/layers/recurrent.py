@@ -17,8 +17,9 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.base import Dense, Layer, full_precision, softmax
+from keras_transformer.layers.base import Layer, full_precision, softmax
 from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.file_state import Dense
 from keras_transformer.layers.masks import MASKED
 
 

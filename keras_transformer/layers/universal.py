@@ -15,8 +15,9 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.base import Dense, Layer, ReadsMemory, full_precision
+from keras_transformer.layers.base import Layer, ReadsMemory, full_precision
 from keras_transformer.layers.embedding import sinusoids
+from keras_transformer.layers.file_state import Dense
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
 from keras_transformer.layers.masks import as_bool, keras_mask
 from keras_transformer.layers.transformer import DecoderLayer, EncoderLayer, final_norm

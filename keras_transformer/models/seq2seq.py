@@ -25,14 +25,14 @@ from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError, check_backend
 from keras_transformer.files import write_atomically
 from keras_transformer.layers import TokenEmbedding
-from keras_transformer.layers.base import (
+from keras_transformer.layers.dropout import Dropout
+from keras_transformer.layers.file_state import (
     Dense,
     layer_states,
     restore_layer_states,
     sublayers,
     weights_by_path,
 )
-from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masks import padding_mask, predicting_mask
 from keras_transformer.models.train_step import TokenWeightedModel
 from keras_transformer.objectives import check_batch, check_padded

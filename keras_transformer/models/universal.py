@@ -119,15 +119,13 @@ class UniversalTransformer(TransformerModel):
         layers = config.num_steps * (encoder + decoder + halting) + memory
         return layers + super().count_flops(source_length, target_length)
 
-    def _position_signals(
-        self, ids: Tensor, offset: Tensor | int, training: bool | None = None
-    ) -> Tensor:
+    def _position_signals(self, ids: Tensor, offset: Tensor | int) -> Tensor:
         """Returns [..., D] for ids [B, T], or rows [R] of one position; zeros [1] if self-attention
         has positions."""
         if self.positions is None:
             return ops.zeros((1,), self.compute_dtype)
         is_row = len(ids.shape) == 1
-        positions = offset if is_row else self.positions.positions_of(ids, offset, training)
+        positions = offset if is_row else self.positions.positions_of(ids, offset)
         return self.positions.encode(positions)
 
     def _encode(
@@ -137,7 +135,7 @@ class UniversalTransformer(TransformerModel):
         return self.encoder(
             self.source_dropout(self.source_embedding(source), training=training),
             mask=source_mask,
-            positions=self._position_signals(source, offset, training),
+            positions=self._position_signals(source, offset),
             training=training,
             return_steps=True,
         )
@@ -162,7 +160,7 @@ class UniversalTransformer(TransformerModel):
             self.target_dropout(self.target_embedding(target), training=training),
             memory,
             memory_mask=source_mask,
-            positions=self._position_signals(target, offset, training),
+            positions=self._position_signals(target, offset),
             is_active=_real_tokens(inputs)["target"],
             training=training,
             return_steps=True,

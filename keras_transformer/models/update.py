@@ -109,8 +109,6 @@ class TensorFlowUpdate(keras.Model):
                 size = self.config.vocabulary_size if is_source else self.config.target_size
                 ids[name] = check_ids(name, values, size)
             labels = _as_long_as(ids["target"], ids.pop("labels"))
-            if self.uses_xla and getattr(self.config, "positions", "") == "learned":
-                ids = {name: _within_table(name, ids[name], self.config) for name in ids}
         return keras.utils.pack_x_y_sample_weight({**x, **ids}, labels, weight)
 
     def _update(self, data: Any) -> dict[str, Tensor]:
@@ -341,30 +339,15 @@ def _counter(name: str) -> Any:
 
 
 def _as_long_as(target: Tensor, labels: Tensor) -> Tensor:
-    """Returns labels [B, T]; raises an error if targets are not [B, T]."""
+    """Returns labels [B, T]; raises an error, also in a graph, if targets are not [B, T]."""
     lengths = [tf.shape(labels)[1], tf.shape(target)[1]]
     message = (
         "labels must be as long as the target: the labels are the translation and EOS, the target "
         "is BOS and the translation; got lengths:"
     )
-    return _required(lengths[0] == lengths[1], labels, message, *lengths)
-
-
-def _within_table(name: str, ids: Tensor, config: Any) -> Tensor:
-    """Returns ids [B, T]; raises an error if positions up to T may lie beyond the learned ones."""
-    room = config.max_positions - config.first_position - config.max_position_offset
-    message = (
-        f"{name} is longer than the {room} tokens that max_positions={config.max_positions} has "
-        "room for; shorten the sequences (and max_position_offset), got tokens:"
-    )
-    length = tf.shape(ids)[1]
-    return _required(length <= room, ids, message, length)
-
-
-def _required(condition: Tensor, value: Tensor, *message: Any) -> Tensor:
-    """Returns a tensor; raises an error, also in a graph, where the condition is not True."""
-    with tf.control_dependencies([tf.debugging.Assert(condition, list(message))]):
-        return tf.identity(value)
+    check = tf.debugging.Assert(lengths[0] == lengths[1], [message, *lengths])
+    with tf.control_dependencies([check]):
+        return tf.identity(labels)
 
 
 def _count_tokens(labels: Tensor) -> Tensor:

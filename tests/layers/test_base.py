@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import TokenEmbedding
-from keras_transformer.layers.base import Dense
+from keras_transformer.layers.file_state import Dense
 
 
 def test_layer_with_numbers_of_numpy_is_saved(tmp_path):

@@ -139,33 +139,6 @@ def test_ids_outside_the_vocabulary_are_rejected(model, how, name, value):
                 run(batch, labels)
 
 
-@pytest.mark.parametrize(("rows", "offset", "fits"), [(6, 0, True), (5, 0, False), (6, 1, False)])
-def test_sequences_beyond_the_learned_positions_are_rejected_with_xla(rows, offset, fits):
-    positions = dict(positions="learned", max_positions=rows, max_position_offset=offset)
-    model = Transformer(CONFIG.replace(**positions))
-    ids = tf.TensorSpec([None, None], tf.int32)  # the graph does not know the length
-    with pytest.MonkeyPatch.context() as patch:  # nothing but the check is traced
-        patch.setattr(Transformer, "_update", lambda model, data: {"loss": tf.constant(0.0)})
-        model.compile("sgd", SmoothedCrossEntropy(), jit_compile=True)
-        signature = [({"source": ids, "target": ids}, ids)]
-        update = tf.function(model.update, input_signature=signature, autograph=False)
-        batch = tf.nest.map_structure(lambda each: tf.constant(each, tf.int32), (INPUTS, LABELS))
-        if fits:
-            assert update(batch)["loss"] == 0
-        else:
-            message = "(source|target) is longer than the 5 tokens that max_positions="
-            with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-                update(batch)
-
-
-@pytest.mark.parametrize("config", [TransformerConfig, UniversalConfig])
-def test_sequences_beyond_the_learned_positions_are_rejected_without_xla(config):
-    model = build_model(config(**SIZES, positions="learned", max_positions=5))
-    model.compile("sgd", SmoothedCrossEntropy(), jit_compile=False)
-    with pytest.raises(InputError, match="max_positions=5 has room for 5 tokens"):
-        model.fit(INPUTS, LABELS, verbose=0)
-
-
 class WithUnusedLayer(Transformer):
     """Has a layer that the loss does not reach."""
 

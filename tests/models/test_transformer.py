@@ -208,7 +208,7 @@ def test_half_precision_trains_like_float32():
 def test_quantization_that_cannot_be_restored_is_rejected(tmp_path, monkeypatch):
     model = Transformer(PAPER)
     model.quantize("int8")
-    monkeypatch.setattr("keras_transformer.layers.base._RESTORABLE_MODES", ("float8",))
+    monkeypatch.setattr("keras_transformer.layers.file_state._RESTORABLE_MODES", ("float8",))
     with pytest.raises(InputError, match="a model quantized to int8 cannot be saved; save it"):
         model.save(tmp_path / "model.keras")
     assert not list(tmp_path.iterdir())
