@@ -7,12 +7,13 @@ imported here: command lines make their flags of these classes.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import MISSING
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from typing_extensions import Self
 
 from keras_transformer.config.options import JsonConfig, option
-from keras_transformer.errors import InputError, NotRegisteredError, check_choice
+from keras_transformer.config.registry import add_class, find_class
+from keras_transformer.errors import InputError, check_choice
 
 # The tokens that every vocabulary reserves.
 
@@ -34,11 +35,9 @@ Preset = Mapping[str, Any]
 class ModelConfig(JsonConfig):
     """Abstract base: hyperparameters of any sequence-to-sequence model.
 
-    A subclass that names its `architecture` is registered under that name, so that `preset` and
-    `from_dict` of this class find it. It adds fields, and presets if it likes.
-
-    Raises:
-        InputError: another class has the name, or one of the presets.
+    A subclass has the name of its `architecture`, adds fields, and presets if it likes. The
+    decorator `register_architecture` of its model makes it known, so that `preset` and `from_dict`
+    of this class find it.
     """
 
     architecture: ClassVar[str]
@@ -72,25 +71,6 @@ class ModelConfig(JsonConfig):
         True, "Multiply embeddings by the square root of model_dim (3.4)."
     )
     output_bias: bool = option(False, "Give the output projection a bias.")
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "architecture" not in vars(cls):
-            return  # an abstract base
-        for other in _ARCHITECTURES.values():
-            if (other.__module__, other.__qualname__) == (cls.__module__, cls.__qualname__):
-                continue  # this class, from an earlier import of its module
-            if other.architecture == cls.architecture:
-                raise InputError(
-                    f"architecture {cls.architecture!r} of {cls.__qualname__} is that of "
-                    f"{other.__qualname__}; choose another name"
-                )
-            if taken := sorted(_own_presets(other).keys() & _own_presets(cls).keys()):
-                raise InputError(
-                    f"preset {taken[0]!r} of {cls.__qualname__} is one of {other.__qualname__}; "
-                    "rename it"
-                )
-        _ARCHITECTURES[cls.architecture] = cls
 
     def __post_init__(self) -> None:
         if not hasattr(self, "architecture"):
@@ -127,16 +107,13 @@ class ModelConfig(JsonConfig):
         Raises:
             InputError: the architecture is not registered or not this one; a field is unknown.
         """
-        fields, own = dict(values), getattr(cls, "architecture", None)
-        name = fields.pop("architecture", own)
+        fields, default = dict(values), getattr(cls, "architecture", None)
+        name = fields.pop("architecture", default)
         if name is None:
             raise InputError(f"no architecture; give one of {', '.join(_ARCHITECTURES)}")
-        if name != own and name not in _ARCHITECTURES:
-            raise NotRegisteredError(
-                f"architecture must be one of {', '.join(_ARCHITECTURES)}, got {name!r}; "
-                "import the module that registers it first (commands: --user_module)"
-            )
-        config_class: Any = cls if name == own else _ARCHITECTURES[name]
+        config_class: Any = cls
+        if name != default:
+            config_class = find_class(_ARCHITECTURES, name, "architecture")
         if not issubclass(config_class, cls):
             raise InputError(
                 f"{cls.__name__} is of architecture {cls.architecture!r}, got values of {name!r}"
@@ -187,6 +164,29 @@ class ModelConfig(JsonConfig):
 
 
 _ARCHITECTURES: dict[str, type[ModelConfig]] = {}
+Config = TypeVar("Config", bound=type[ModelConfig])
+
+
+def add_architecture(config: Config) -> Config:
+    """Makes a configuration known by the name of its architecture.
+
+    `register_architecture` calls it. Here it decorates those of the package, which are known
+    before Keras and the models are imported.
+
+    Raises:
+        InputError: another class has the name, or one of the presets.
+    """
+    name = config.architecture
+    add_class(_ARCHITECTURES, name, config, f"architecture {name!r}")
+    for other in _ARCHITECTURES.values():
+        taken = sorted(_own_presets(other).keys() & _own_presets(config).keys())
+        if taken and other is not config:
+            del _ARCHITECTURES[name]
+            raise InputError(
+                f"preset {taken[0]!r} of {config.__qualname__} is one of {other.__qualname__}; "
+                "rename it"
+            )
+    return config
 
 
 def architectures() -> dict[str, type[ModelConfig]]:
@@ -307,6 +307,7 @@ class TransformerLayersConfig(ModelConfig):
         return self.positions if self.positions in ("relative", "rotary") else None
 
 
+@add_architecture
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig(TransformerLayersConfig):
     """Hyperparameters of `Transformer` (Vaswani et al. 2017, section 3 and Table 3)."""
@@ -363,6 +364,7 @@ class TransformerConfig(TransformerLayersConfig):
 # The form and size of a Universal Transformer.
 
 
+@add_architecture
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UniversalConfig(TransformerLayersConfig):
     """Hyperparameters of `UniversalTransformer` (Dehghani et al. 2019)."""
@@ -431,6 +433,7 @@ class UniversalConfig(TransformerLayersConfig):
 # The form and size of a recurrent model.
 
 
+@add_architecture
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(ModelConfig):
     """Hyperparameters of `RecurrentModel`: a bidirectional LSTM encoder, an LSTM with attention."""

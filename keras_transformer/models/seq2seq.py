@@ -21,6 +21,8 @@ from safetensors.numpy import save
 from typing_extensions import Self
 
 from keras_transformer.config import PAD_ID, ModelConfig
+from keras_transformer.config.model import add_architecture
+from keras_transformer.config.registry import add_class
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError, check_backend
 from keras_transformer.files import write_atomically
@@ -459,10 +461,13 @@ _MODELS: dict[type[ModelConfig], type[Seq2SeqModel]] = {}
 
 
 def register_architecture(config: type[ModelConfig]) -> Callable[[Model], Model]:
-    """Returns a decorator that registers a model class for a configuration class.
+    """Returns a decorator that registers a model class with the class of its configuration.
 
-    `build_model`, runs and Keras's model files then find the class. The configuration class has
-    registered itself by its name, see `ModelConfig`.
+    `ModelConfig`, `build_model`, runs, commands and Keras's model files then find both.
+
+    Raises:
+        InputError: another configuration has the name or a preset, or another model has the
+            configuration.
 
     Example:
         >>> @register_architecture(RecurrentConfig)
@@ -470,8 +475,9 @@ def register_architecture(config: type[ModelConfig]) -> Callable[[Model], Model]
     """
 
     def register(model: Model) -> Model:
-        _MODELS[config] = keras.saving.register_keras_serializable("keras_transformer")(model)
-        return model
+        add_class(_MODELS, config, model, f"architecture {config.architecture!r}")
+        add_architecture(config)
+        return keras.saving.register_keras_serializable("keras_transformer")(model)
 
     return register
 

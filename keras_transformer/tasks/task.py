@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from keras_transformer.config import DataConfig, JsonConfig, SearchConfig, split_list
-from keras_transformer.errors import InputError, NotRegisteredError, check_choice
+from keras_transformer.config.registry import add_class, find_class
+from keras_transformer.errors import InputError, check_choice
 from keras_transformer.files import Path, read_lines
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
@@ -402,23 +403,17 @@ _TASKS: dict[str, type[Task]] = {}
 
 
 def register_task(task: AnyTask) -> AnyTask:
-    """Makes a task known by its name; also a decorator.
-
-    A class of the same module and name replaces the one before, as when a notebook's cell runs
-    again.
+    """Makes a task known by its name; a decorator.
 
     Raises:
         InputError: another task has that name, or the metric has the name of a training value.
     """
-    known = _TASKS.get(task.name, task)
-    if (known.__module__, known.__qualname__) != (task.__module__, task.__qualname__):
-        raise InputError(f"there is a task {task.name!r} already; choose another name")
     if task.metric.name in TRAINING_VALUES or task.metric.name.startswith(("val_", "train_")):
         raise InputError(
             f"the metric of task {task.name!r} must not be named {task.metric.name!r}, like a "
             "value of training or validation; choose another name"
         )
-    _TASKS[task.name] = task
+    add_class(_TASKS, task.name, task, f"task {task.name!r}")
     return task
 
 
@@ -428,12 +423,7 @@ def get_task(name: str) -> type[Task]:
     Raises:
         InputError: no task has that name.
     """
-    if name not in _TASKS:
-        raise NotRegisteredError(
-            f"task must be one of {', '.join(_TASKS)}, got {name!r}; import the module that "
-            "registers it first (commands: --user_module)"
-        )
-    return _TASKS[name]
+    return find_class(_TASKS, name, "task")
 
 
 def registered_tasks() -> tuple[str, ...]:

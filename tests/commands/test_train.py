@@ -306,7 +306,8 @@ def own_architectures():
     """Registers an architecture without presets, "bare", and one without a preset "tiny"."""
     with mock.patch.dict(model._ARCHITECTURES):
         for name, presets in (("bare", {}), ("mine", {"mine-small": {"model_dim": 16}})):
-            type(name, (ModelConfig,), {"architecture": name, "PRESETS": presets})
+            attributes = {"architecture": name, "PRESETS": presets}
+            model.add_architecture(type(name, (ModelConfig,), attributes))
         yield
 
 

@@ -31,6 +31,7 @@ INPUTS = {"source": LABELS, "target": np.array([[2, 5, 6, 7], [2, 8, 0, 0]])}
 
 
 def make_config_class():
+    @model.add_architecture
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class ConvConfig(ModelConfig):
         architecture = "conv"
@@ -65,7 +66,7 @@ SIZE = dict(vocabulary_size=9)
 
 
 def config_class(**attributes):
-    return type("OtherConfig", (ModelConfig,), attributes)
+    return model.add_architecture(type("OtherConfig", (ModelConfig,), attributes))
 
 
 def extend_adapted():

@@ -1,0 +1,48 @@
+"""Classes that are found by a name, such as tasks; modules of users add theirs."""
+
+from collections.abc import Hashable
+from typing import TypeVar
+
+from keras_transformer.errors import InputError, NotRegisteredError
+
+Key = TypeVar("Key", bound=Hashable)
+Class = TypeVar("Class", bound=type)
+
+
+def add_class(classes: dict[Key, Class], key: Key, new: Class, what: str) -> None:
+    """Adds a class under a key.
+
+    A class of the same module and name replaces the one before, as when a notebook's cell runs
+    again.
+
+    Args:
+        classes: all such classes.
+        key: for instance a name.
+        new: the class.
+        what: names the key in the error, such as "task 'parsing'".
+
+    Raises:
+        InputError: another class has the key.
+    """
+    old = classes.get(key, new)
+    if (old.__module__, old.__qualname__) != (new.__module__, new.__qualname__):
+        raise InputError(
+            f"{what} of {new.__qualname__} is that of {old.__qualname__}; choose another name"
+        )
+    classes[key] = new
+
+
+def find_class(classes: dict[str, Class], name: str, kind: str) -> Class:
+    """Returns the class of a name; raises `NotRegisteredError` if there is none.
+
+    Args:
+        classes: all classes of a kind.
+        name: of the class.
+        kind: such as "task".
+    """
+    if name not in classes:
+        raise NotRegisteredError(
+            f"{kind} must be one of {', '.join(classes)}, got {name!r}; import the module that "
+            "registers it first (commands: --user_module)"
+        )
+    return classes[name]
