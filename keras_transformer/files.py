@@ -48,7 +48,7 @@ _PACKED: tuple[tuple[str, str, bytes, Callable[[IO[bytes]], Any]], ...] = (
     ("bzip2", ".bz2", rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", bz2.BZ2File),
     ("xz", ".xz", rb"\xfd7zXZ\x00", lzma.LZMAFile),
 )
-_LONGEST_START = 10  # bytes
+_MAX_START = 10  # bytes
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 1 << 18
@@ -350,7 +350,7 @@ def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
     kind = None
     try:
         with io.BufferedReader(io.FileIO(path), _BUFFER_BYTES) as file:
-            start = file.peek(_LONGEST_START)
+            start = file.peek(_MAX_START)
             if start.startswith(_ZSTD_MAGIC):
                 raise InputError(f"{path} is packed by zstd; unpack it with: zstd -d {path}")
             formats = [

@@ -57,7 +57,7 @@ _PORT = flags.DEFINE_integer(
 )
 command_flags.define_flags(SearchConfig)
 
-_LEAST_SHARE = 0.15  # of a word's attention; the figure hides weights below it
+_MIN_SHARE = 0.15  # of a word's attention; the figure hides weights below it
 
 
 def main(arguments: list[str]) -> None:
@@ -143,7 +143,7 @@ def _write(views: "list[View]") -> None:
         layer = num_layers if _LAYER.value is None else _LAYER.value
         if not 1 <= layer <= num_layers:
             raise InputError(f"--layer must be from 1 to {num_layers}, got {layer}")
-        drawn = draw_attention(views[0], kind, layer - 1, _LEAST_SHARE)
+        drawn = draw_attention(views[0], kind, layer - 1, _MIN_SHARE)
         image = io.BytesIO()
         drawn.savefig(image, format=_figure_format(), dpi=300, bbox_inches="tight")
         write_atomically(_PNG.value, image.getvalue())

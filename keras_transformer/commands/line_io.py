@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeAlias
 
 from keras_transformer.client import ServingError
 from keras_transformer.commands.common import LineRemarks
-from keras_transformer.commands.part_file import Progress, Step, open_part
+from keras_transformer.commands.part_file import LineGroup, Progress, open_part
 from keras_transformer.config import JsonConfig, option
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines, local_path, replace_control_characters
@@ -229,7 +229,7 @@ def _standard_input() -> Iterator[str | None]:
             yield None
 
 
-def _with_partners(groups: Iterable[list[str]], path: str | None) -> Iterator[Step]:
+def _with_partners(groups: Iterable[list[str]], path: str | None) -> Iterator[LineGroup]:
     """Yields groups of lines with those of a file; raises `InputError` unless it has as many."""
     others = iter(()) if path is None else iterate_lines(path)
     number = 0
@@ -253,7 +253,7 @@ class _Answers:
     target_text: Callable[[str], str]
     remarks: LineRemarks
 
-    def write(self, step: Step, progress: Progress, stream: TextIO) -> None:
+    def write(self, step: LineGroup, progress: Progress, stream: TextIO) -> None:
         """Writes the rows of some lines and counts the lines in `progress`."""
         first = progress.num_lines + 1
         try:

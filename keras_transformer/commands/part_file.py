@@ -20,7 +20,7 @@ from keras_transformer.errors import InputError, writing
 from keras_transformer.files import Path, sync, write_atomically
 
 # Lines of the input, and what belongs to them.
-Step: TypeAlias = tuple[list[str], list[str]]
+LineGroup: TypeAlias = tuple[list[str], list[str]]
 
 _ADVICE = "repeat the command that began it, or add --restart to start anew"
 
@@ -57,7 +57,7 @@ class PartFile:
         self._job = job
         self._digest = hashlib.sha256()
 
-    def remaining(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def remaining(self, steps: Iterator[LineGroup]) -> Iterator[LineGroup]:
         """Yields the steps that are left, and records each that the caller has written.
 
         Raises:

@@ -11,7 +11,7 @@ from keras_transformer.errors import InputError
 VocabularyKind = Literal["bpe", "unigram", "char", "word"]
 Normalization = Literal["nfc", "nfkc", "identity"]
 DEFAULT_VOCABULARY_SIZE = 8000
-LEAST_COVERAGE = 0.98  # of SentencePiece
+MIN_COVERAGE = 0.98  # of SentencePiece
 EXTEND = "extend"  # a value of `DataConfig.vocabulary`
 _LEARNED = {"vocabulary": (None, EXTEND)}  # what only a vocabulary that is learned needs
 
@@ -137,7 +137,7 @@ class DataConfig(JsonConfig):
         1.0,
         "Share of all characters that a learned vocabulary covers, at least 0.98; the rarest "
         "become unknown.",
-        minimum=LEAST_COVERAGE,
+        minimum=MIN_COVERAGE,
         maximum=1,
         of_vocabulary=True,
         needs=_LEARNED,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.errors import InputError
 
-MOST_PHRASES = 256  # of a sentence, so that no request can exhaust the memory
+MAX_PHRASES = 256  # of a sentence, so that no request can exhaust the memory
 
 # Tokens of a sentence or a translation: far beyond use, and their sums fit into 32 bits.
 MAX_TOKENS = 100_000
@@ -153,7 +153,7 @@ class SearchConfig(JsonConfig):
         (),
         "Phrases that translations never contain, as the vocabulary tokenizes them; other tokens "
         "may spell the same text. At most 256.",
-        maximum=MOST_PHRASES,
+        maximum=MAX_PHRASES,
         per_sentence=True,
     )
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, PAD_ID, UNK_ID, SearchConfig
 from keras_transformer.config.options import field_types
-from keras_transformer.config.search import MOST_PHRASES
+from keras_transformer.config.search import MAX_PHRASES
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.search import (
@@ -193,7 +193,7 @@ def read_phrases(lines: Tensor, tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
 
     Ignores phrases with an unknown token, since a translation would have that token instead of the
     phrase's own; those of more than `MAX_PHRASE_LENGTH` tokens; and those beyond the first
-    `MOST_PHRASES`, or beyond the first 64 KB.
+    `MAX_PHRASES`, or beyond the first 64 KB.
 
     Returns:
         The phrases, and whether any is ignored, bool [B].
@@ -205,8 +205,8 @@ def read_phrases(lines: Tensor, tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
     phrases = tf.strings.split(tf.where(is_ignored, whole_lines, lines), "\n")  # [B, (P)]
     is_blank = phrases.with_flat_values(tf.strings.strip(phrases.flat_values) == "")
     phrases = tf.ragged.boolean_mask(phrases, ~is_blank)
-    is_ignored |= phrases.row_lengths() > MOST_PHRASES
-    phrases = phrases[:, :MOST_PHRASES]
+    is_ignored |= phrases.row_lengths() > MAX_PHRASES
+    phrases = phrases[:, :MAX_PHRASES]
     ids = tokenizer.tokenize(phrases.flat_values, MAX_PHRASE_LENGTH + 1)
     lengths = ids.row_lengths()
     is_phrase = (lengths > 0) & (lengths <= MAX_PHRASE_LENGTH) & ~_has_unknown(ids)

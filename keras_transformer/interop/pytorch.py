@@ -22,7 +22,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.interop.reading import Array, Tensors, map_file, open_zip, reading
 
 _KIND = "a file of PyTorch"
-_MOST_DIMENSIONS = 64  # of NumPy's arrays
+_MAX_DIMENSIONS = 64  # of NumPy's arrays
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 _DTYPES = {
     "DoubleStorage": np.dtype("<f8"), "FloatStorage": np.dtype("<f4"),
@@ -41,7 +41,7 @@ class Record(dict[str, Any]):
     """An object of an unknown class: its attributes by name."""
 
 
-class Tensor(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor that is not read yet."""
 
     read: Callable[[], Array]
@@ -57,7 +57,7 @@ class _Storage(NamedTuple):
 
 
 def read_pytorch(path: pathlib.Path) -> Any:
-    """Returns the object in a file: containers, plain values, `Tensor` and `Record`."""
+    """Returns the object in a file: containers, plain values, `StoredTensor` and `Record`."""
     content = map_file(path)
     with reading(path, _KIND):
         return _read_zip(path) if bytes(content[:2]) == b"PK" else _read_legacy(content)
@@ -66,17 +66,17 @@ def read_pytorch(path: pathlib.Path) -> Any:
 def state_tensors(state: Any, path: pathlib.Path) -> Tensors:
     """Returns the tensors among the entries of a dictionary; `InputError` if there are none."""
     values = state.values() if isinstance(state, dict) else ()
-    if not any(isinstance(value, Tensor) for value in values):
+    if not any(isinstance(value, StoredTensor) for value in values):
         raise InputError(f"{path} holds no tensors by name; give the weights of a model")
 
-    def read(tensor: Tensor) -> Array:
+    def read(tensor: StoredTensor) -> Array:
         with reading(path, _KIND):
             return tensor.read()
 
     arrays = {
         name: functools.partial(read, value)
         for name, value in state.items()
-        if isinstance(name, str) and isinstance(value, Tensor)
+        if isinstance(name, str) and isinstance(value, StoredTensor)
     }
     return Tensors(arrays, str(path))
 
@@ -239,7 +239,7 @@ class _PickleMachine:
                 _Class("torch._utils._rebuild_tensor" | "torch._utils._rebuild_tensor_v2"),
                 (_Storage() as storage, int(offset), tuple(shape), tuple(strides), *_),
             ):
-                return Tensor(functools.partial(self._view, storage, offset, shape, strides))
+                return StoredTensor(functools.partial(self._view, storage, offset, shape, strides))
             case _Class("torch._utils._rebuild_parameter"), (parameter, *_):
                 return parameter
         return Record()
@@ -249,7 +249,7 @@ class _PickleMachine:
     ) -> Array:
         """Reads a tensor: the entries of a storage at offset + sum of index * stride."""
         flat = np.frombuffer(self._read(storage), storage.dtype)
-        _require(len(shape) == len(strides) <= _MOST_DIMENSIONS, "a tensor has no sizes")
+        _require(len(shape) == len(strides) <= _MAX_DIMENSIONS, "a tensor has no sizes")
         numbers = (offset, *shape, *strides)
         _require(all(type(n) is int and n >= 0 for n in numbers), "a tensor has no sizes")
         size = math.prod(shape)

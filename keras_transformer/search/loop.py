@@ -95,7 +95,7 @@ class State(NamedTuple):
     history: dict[str, Tensor]  # [B, L, W, ...], the notes of each step for details, see `_trace`
 
 
-Step = Callable[[SearchSpec, SentenceInputs, State], State]
+SearchStep = Callable[[SearchSpec, SentenceInputs, State], State]
 
 
 def start_search(
@@ -210,7 +210,9 @@ def repeat_for_each_sentence(values: Any, batch_size: Tensor) -> Any:
     return tf.nest.map_structure(repeat, values)
 
 
-def run_search(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State) -> Hypotheses:
+def run_search(
+    step: SearchStep, spec: SearchSpec, inputs: SentenceInputs, state: State
+) -> Hypotheses:
     """Runs steps until every sentence is done, and returns the best translations."""
     run = _run_in_stages if spec.capacities else _run_on_shrinking_batch
     return _make_hypotheses(*run(step, spec, inputs, state), spec)
@@ -221,7 +223,7 @@ _Results = tuple[Finished, dict[str, Tensor]]
 
 
 def _run_on_shrinking_batch(
-    step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State
+    step: SearchStep, spec: SearchSpec, inputs: SentenceInputs, state: State
 ) -> _Results:
     """Runs steps; sentences that are done leave the batch and cost no more work."""
     max_time = tf.size(spec.positions)  # only reached if the model's logits are NaN
@@ -332,7 +334,9 @@ def kv_cache_capacities(max_length_bound: int) -> tuple[int, ...]:
     return (*capacities, last)
 
 
-def _run_in_stages(step: Step, spec: SearchSpec, inputs: SentenceInputs, state: State) -> _Results:
+def _run_in_stages(
+    step: SearchStep, spec: SearchSpec, inputs: SentenceInputs, state: State
+) -> _Results:
     """Runs within the first capacity, and in the next ones while sentences are open.
 
     Work grows with the capacity, and most sentences finish before the largest is needed.

@@ -38,9 +38,9 @@ BATCH_SIZES: tuple[int, ...] = (1, 8, 64)
 # Subsets of the outputs of `serving_default` that clients of their own ask for. TensorFlow prepares
 # a graph for each, which takes seconds and some 50 MB.
 _OUTPUT_SUBSETS = (("translations",), ("translations", "scores"))
-_MOST_REQUESTS = 1000  # of a file; the server rejects more
+_MAX_REQUESTS = 1000  # of a file; the server rejects more
 _NUM_GENERATED = 64
-_LONGEST_GENERATED = 32  # tokens
+_MAX_GENERATED = 32  # tokens
 
 # The oldest model server that exports are for, its GraphDef version, and the operations that
 # TensorFlow has gained since, up to the release that this package was compared with. TensorFlow
@@ -108,7 +108,7 @@ def make_requests(
     target = translator.target_tokenizer.vocabulary
     generator = random.Random(0)
     if not any(sentence.strip() for sentence in sentences):
-        lengths = [1 + number % _LONGEST_GENERATED for number in range(_NUM_GENERATED)]
+        lengths = [1 + number % _MAX_GENERATED for number in range(_NUM_GENERATED)]
         sentences = [_generate_text(source, length, generator) for length in lengths]
     ids = source.encode(sentences, max_tokens=translator.search.max_source_length)
     by_length = sorted(range(len(ids)), key=lambda index: len(ids[index]))
@@ -140,9 +140,9 @@ def make_requests(
         for size, width in itertools.product(_accepted(sizes, most_sentences), widths):
             rows = [generator.choices(known, k=width - 1) for _ in range(size)]  # and EOS
             requests.append(Request("tokens", {"source": _ids_column(rows)}))
-    if len(requests) > _MOST_REQUESTS:
+    if len(requests) > _MAX_REQUESTS:
         raise InputError(
-            f"{len(requests)} warm-up requests are more than the {_MOST_REQUESTS} that a model "
+            f"{len(requests)} warm-up requests are more than the {_MAX_REQUESTS} that a model "
             "server takes; give fewer batch sizes"
         )
     return requests

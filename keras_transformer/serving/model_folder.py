@@ -27,7 +27,7 @@ _FORMAT_FILES = {
 
 BATCHING_FILE = "batching_parameters.txt"
 _MODELS_FILE = "models.config"
-_MOST_SENTENCES = 64  # of a batch
+_MAX_SENTENCES = 64  # of a batch
 
 _BATCHING = """\
 # How requests are merged into batches. For two cores.
@@ -257,7 +257,7 @@ def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> N
         for each in (SERVER_ENVIRONMENT, SERVER_FLAGS)
     )
     files = {
-        BATCHING_FILE: _BATCHING.format(most_sentences=max(largest_batch, _MOST_SENTENCES)),
+        BATCHING_FILE: _BATCHING.format(most_sentences=max(largest_batch, _MAX_SENTENCES)),
         _MODELS_FILE: _MODELS.format(name=name),
         "monitoring.config": _MONITORING,
         "serve.sh": _SERVE.format(image=IMAGE, name=name, environment=environment, flags=flags),

@@ -23,7 +23,7 @@ from keras_transformer.config import (
     UNK_ID,
     WORD_START,
 )
-from keras_transformer.config.data import LEAST_COVERAGE, Normalization, VocabularyKind
+from keras_transformer.config.data import MIN_COVERAGE, Normalization, VocabularyKind
 from keras_transformer.errors import InputError, as_text, check_choice, check_unicode
 from keras_transformer.text.vocabulary import (
     CONTROLS,
@@ -39,7 +39,7 @@ from keras_transformer.text.vocabulary import (
     model_message,
 )
 
-_MOST_TOKENS = 2**31 - 1  # SentencePiece's integers
+_MAX_TOKENS = 2**31 - 1  # SentencePiece's integers
 _NUM_BYTES = 256  # tokens that byte_fallback adds
 _RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}  # of the trainer's own rules
 # Longer lines are split, because the trainer silently skips them, its unigram model fails on long
@@ -110,11 +110,11 @@ def learn_vocabulary(
         raise InputError(
             f"size must be more than the {num_reserved} reserved tokens, got {size}; raise it"
         )
-    if size > _MOST_TOKENS:
-        raise InputError(f"size must be at most {_MOST_TOKENS:,}, got {size:,}; lower it")
-    if not LEAST_COVERAGE <= character_coverage <= 1:
+    if size > _MAX_TOKENS:
+        raise InputError(f"size must be at most {_MAX_TOKENS:,}, got {size:,}; lower it")
+    if not MIN_COVERAGE <= character_coverage <= 1:
         raise InputError(
-            f"character_coverage must be from {LEAST_COVERAGE} to 1, got {character_coverage}"
+            f"character_coverage must be from {MIN_COVERAGE} to 1, got {character_coverage}"
         )
     added = [*(WORD_START + symbol for symbol in symbols), *tokens]
     for token, count in collections.Counter(added).items():
@@ -265,7 +265,7 @@ def _advice(trainer_message: str) -> str | None:
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", trainer_message):
         return (
             f"the characters of this text need at least {match[1]}; use {match[1]} or more, or "
-            f"lower character_coverage (to {LEAST_COVERAGE} at least)"
+            f"lower character_coverage (to {MIN_COVERAGE} at least)"
         )
     if "sentences_.empty()" in trainer_message or "all_chars_count" in trainer_message:
         return "there is no text to learn from; give at least one sentence"

@@ -52,7 +52,7 @@ _FORCED = {"tiny": (8000, 20, 64)}
 _FORCED |= dict.fromkeys(("small", "base", "big"), (37000, 24, 32))
 _RANDOM_BATCHES = 4  # of different sentences
 _TEST_SET_BATCH = 64
-_MOST_SINGLES, _FEWEST_SINGLES = 20, 3  # sentences of a round that are translated one at a time
+_MAX_SINGLES, _MIN_SINGLES = 20, 3  # sentences of a round that are translated one at a time
 _REST_SECONDS = 0.25  # between turns, until threads that wait in a loop for work fall asleep
 
 Batches = Sequence[list[int]]  # numbers of sentences
@@ -391,7 +391,7 @@ def _take_turns(
     slowest = max(team.translate(sentences.batches()[:most_workers])["seconds"] for team in teams)
     batches = sentences.batches_of_round(most_workers * max(1, round(round_seconds / slowest)))
     slowest = max(team.translate_one_by_one([[0]])["seconds"] for team in teams)
-    count = min(max(round(round_seconds / slowest), _FEWEST_SINGLES), _MOST_SINGLES)
+    count = min(max(round(round_seconds / slowest), _MIN_SINGLES), _MAX_SINGLES)
 
     def in_batches(team: Team, _: int) -> Turn:
         time.sleep(_REST_SECONDS)

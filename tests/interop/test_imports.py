@@ -484,7 +484,7 @@ def test_fairseq_joined_projections_are_split(sample_model, monkeypatch):
         for name in [name for name in model if "_attn.q_proj." in name]:
             parts = [model.pop(name.replace("q_proj", f"{part}_proj")).read() for part in "qkv"]
             joined = functools.partial(np.concatenate, parts)
-            model[name.replace("q_proj.", "in_proj_")] = pytorch.Tensor(joined)
+            model[name.replace("q_proj.", "in_proj_")] = pytorch.StoredTensor(joined)
         return state
 
     monkeypatch.setattr(fairseq, "read_pytorch", read_joined)
@@ -501,7 +501,7 @@ def test_fairseq_learned_positions_are_those_of_each_side(sample_model, monkeypa
     def read_with_tables(file):
         state = read(file)
         for side, table in tables.items():
-            tensor = pytorch.Tensor(functools.partial(np.asarray, table))
+            tensor = pytorch.StoredTensor(functools.partial(np.asarray, table))
             state["model"][f"{side}.embed_positions.weight"] = tensor
             state["cfg"]["model"][f"{side}_learned_pos"] = True
         return state

@@ -18,7 +18,7 @@ from keras_transformer.decoding import IMPOSSIBLE, Tensor
 from keras_transformer.search.constraints import Constraint, OpenHypotheses
 from keras_transformer.text.vocabulary import Vocabulary
 
-MOST_OPEN_BRACKETS = 100  # D
+MAX_OPEN_BRACKETS = 100  # D
 # Brackets of a tree over n words: at most 2 n + 5, so that a model that has learned little does not
 # open them up to the longest length. Trees of the GUM corpus have at most 1.5 n + 3.
 BRACKETS_PER_WORD, FURTHER_BRACKETS = 2, 5
@@ -92,14 +92,14 @@ class BalancedBrackets(Constraint):
         num_words = tf.math.count_nonzero(inputs, axis=1, dtype=tf.int32, keepdims=True)
         words_left = tf.repeat(num_words, num_hypotheses, axis=1)  # [B, W]
         none = tf.zeros_like(words_left)
-        stack = tf.zeros([*tf.unstack(tf.shape(none)), MOST_OPEN_BRACKETS], tf.int32)
+        stack = tf.zeros([*tf.unstack(tf.shape(none)), MAX_OPEN_BRACKETS], tf.int32)
         return OpenBrackets(stack, none, none, is_empty=none > 0, words_left=words_left)
 
     def update(self, state: Any, ids: Tensor, inputs: Any) -> Any:
         opens = tf.gather(tf.constant(self._opened), ids) > 0  # [B, W]
         closes = tf.gather(tf.constant(self._closed), ids) > 0
         stands_for_word = tf.gather(tf.constant(self._stands_for_word), ids)
-        is_next = tf.range(MOST_OPEN_BRACKETS) == state.depth[..., None]
+        is_next = tf.range(MAX_OPEN_BRACKETS) == state.depth[..., None]
         return OpenBrackets(
             # Only the first `depth` entries mean anything: closed brackets are overwritten.
             stack=tf.where(is_next & opens[..., None], ids[..., None], state.stack),
@@ -125,12 +125,12 @@ class BalancedBrackets(Constraint):
             may_read: bool [B, W, V], which tokens may stand for the next word.
         """
         stack, depth, num_brackets, is_empty, words_left = hypotheses.state
-        is_top = tf.range(MOST_OPEN_BRACKETS) == depth[..., None] - 1
+        is_top = tf.range(MAX_OPEN_BRACKETS) == depth[..., None] - 1
         top = tf.reduce_sum(tf.where(is_top, stack, 0), axis=-1)  # [B, W]; 0 where none is open
         has_words, is_open = words_left > 0, depth > 0
         room = hypotheses.max_lengths[:, None] - hypotheses.time
         num_words = tf.math.count_nonzero(hypotheses.inputs, 1, dtype=tf.int32, keepdims=True)
-        may_open = has_words & (depth < MOST_OPEN_BRACKETS) & (room >= depth + tokens_left + 2)
+        may_open = has_words & (depth < MAX_OPEN_BRACKETS) & (room >= depth + tokens_left + 2)
         may_open &= num_brackets < BRACKETS_PER_WORD * num_words + FURTHER_BRACKETS
         may_open &= is_open | (hypotheses.time == 0)
         may_close = ~is_empty & ((depth > 1) | ~has_words)
