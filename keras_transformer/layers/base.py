@@ -13,12 +13,11 @@ from keras_transformer.layers.file_state import Dense, layer_states, restore_lay
 class Layer(keras.layers.Layer):
     """A Keras layer whose output has the shape and the Keras mask of its first input.
 
-    Keras makes a layer's configuration from the arguments of its constructor if they are Python's
-    numbers, text or None; here NumPy's numbers and the object of a dtype policy will do too.
+    Keras makes a layer's configuration from the arguments of its constructor if they are numbers of
+    Python, text or None; numbers of NumPy and dtype policies are converted here.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        # The configuration gets plain numbers and the policy's name; `__init__` gets the objects.
         if isinstance(kwargs.get("dtype"), keras.DTypePolicy):
             kwargs["dtype"] = kwargs["dtype"].name
         args, kwargs = keras.tree.map_structure(
@@ -93,7 +92,7 @@ class ReadsMemory:
 
 
 class ReturnsScores:
-    """Base of layers whose `call` has `return_attention_scores`: what a functional model returns.
+    """Base of layers whose `call` has `return_attention_scores`, for functional models.
 
     Without it Keras would trace `call`, for which JAX needs to know the length.
     """
@@ -114,5 +113,5 @@ class ReturnsScores:
 
 
 def with_scores(result: Any) -> tuple[Any, ...]:
-    """Returns a layer's output and its attention scores, or None if it was not asked for them."""
+    """Returns a layer's output and its attention scores, or None if it returned none."""
     return result if isinstance(result, tuple) else (result, None)

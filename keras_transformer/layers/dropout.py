@@ -97,7 +97,7 @@ def _hashed_mask(shape: list[Any], rate: float, seed: Tensor) -> Tensor:
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """Returns uint32 numbers of which each bit depends on each of the argument's (MurmurHash3)."""
+    """Mixes the bits of uint32 numbers: each depends on all others (MurmurHash3)."""
 
     def folded(bits: Tensor, shift: int) -> Tensor:
         return bits ^ tf.bitwise.right_shift(bits, tf.constant(shift, tf.uint32))

@@ -247,7 +247,7 @@ def relative_values(weights: Tensor, table: Tensor, distances: Tensor) -> Tensor
 
 
 def _labels(x: Tensor, distances: Tensor) -> tuple[str, str]:
-    """Returns einsum's labels of the outer axes of x and of the axes of distances.
+    """Returns the labels in einsum of the outer axes of x and of the axes of distances.
 
     Named, since TensorFlow broadcasts over an ellipsis: its gradient of a table has all outer axes
     before they are summed, 6 GB for 128 rows of 150 tokens with 4 heads of 128.

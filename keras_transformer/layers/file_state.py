@@ -21,7 +21,7 @@ _RESTORABLE_MODES = ("int8", "int4", "float8")  # the others need data to quanti
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Dense(keras.layers.Dense):
-    """Keras's Dense, whose files keep the weights of `enable_lora` beside the kernel.
+    """Keras's Dense; its files keep the weights of `enable_lora` beside the kernel.
 
     Keras's own files have the merged kernel only, and reading them sets the others to 0, from which
     they cannot be trained any more. Here a file without these weights leaves them as they are, and

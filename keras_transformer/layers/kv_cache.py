@@ -1,4 +1,4 @@
-"""KV caches: what decoding keeps of the tokens read so far, and which of it a hypothesis sees.
+"""KV caches: keys and values of the tokens read so far, and which of them a hypothesis sees.
 
 A search keeps W hypotheses of each sentence; each step drops some and branches others. They share
 one cache that never moves: slot i * W + w holds the keys and values of token i that row w read,
@@ -119,7 +119,7 @@ def empty_kv_cache(layer: Any, batch: int | Tensor, num_slots: int = 0) -> KVCac
 
 def append_tokens(kv_cache: KVCache, new: list[Tensor], time: Tensor | int) -> KVCache:
     """Appends the keys [B, H, W, K] and values [B, H, W, U] of the newest tokens to a cache."""
-    return KVCache(*(slots.append(each, time) for slots, each in zip(kv_cache, new, strict=True)))
+    return KVCache(*(slots.append(x, time) for slots, x in zip(kv_cache, new, strict=True)))
 
 
 def slot_ancestors(ids: Tensor, state: DecodingState, slots: Slots) -> Tensor:

@@ -62,7 +62,7 @@ def combine_masks(
     attention_mask: Tensor | None = None,
     use_causal_mask: bool = False,
 ) -> Tensor | None:
-    """Returns one bias, which broadcasts to [B, H, T, S], of all that hides keys; None of nothing.
+    """Returns the bias of all masks, which broadcasts to [B, H, T, S]; None without masks.
 
     Args:
         keys: [B, S, D], the sequence attended to, or its `KeysValues`.

@@ -24,7 +24,7 @@ from keras_transformer.layers.masks import MASKED
 
 
 class LSTMState(NamedTuple):
-    """What an LSTM remembers."""
+    """The state of an LSTM."""
 
     hidden: Tensor  # float32 [B, U], h
     cell: Tensor  # float32 [B, U], c
@@ -217,8 +217,8 @@ class RecurrentEncoder(Layer):
             training: whether dropout is on.
 
         Returns:
-            The memory [B, S, 2 U], and for each layer of a decoder its first state, made of the
-            last states here: h_0 = relu(W [h_S; h_1] + b), c_0 likewise (See et al. 2017, 2.1).
+            The memory [B, S, 2 U], and the first state of each layer of a decoder, made of the last
+            states here: h_0 = relu(W [h_S; h_1] + b), c_0 likewise (See et al. 2017, 2.1).
         """
 
         def bridge(layer: keras.layers.Dense, *last: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ class SingleHeadAttention(Layer):
         return weighted_mean(scores, memory, mask[:, None])[0]
 
     def project_memory(self, values: Tensor, mask: Tensor) -> RecurrentMemory:
-        """Returns the memory of the encoder's output, as the methods below take it."""
+        """Returns the memory of the encoder's output [B, S, M]."""
         return RecurrentMemory(values, self.memory_projection(values), mask)
 
     def scores(self, query: Tensor, memory: RecurrentMemory) -> Tensor:
@@ -347,7 +347,7 @@ def discount_past(scores: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class RecurrentState(NamedTuple):
-    """What the decoder remembers of R sequences."""
+    """The decoder's state of R sequences."""
 
     layers: tuple[LSTMState, ...]  # float32 [R, U] each
     context: Any = ()  # float32 [R, 2 U], of the last step, if it is an input of the next one

@@ -216,13 +216,13 @@ class TransformerLayer(ReturnsScores, Layer):
             use_bias=attention_bias,
             dtype=dtype,
         )
-        of_self = attention | dict(
+        options = attention | dict(
             positions=positions, max_relative_distance=max_relative_distance, name="self_attention"
         )
         self.self_attention: SelfAttention = (
-            SelfAttention(**of_self)
+            SelfAttention(**options)
             if attention_window is None
-            else WindowedSelfAttention(window=attention_window, **of_self)
+            else WindowedSelfAttention(window=attention_window, **options)
         )
         norm = functools.partial(self.norm_class, norm_epsilon, norm_form, dtype=dtype)
         self.self_attention_norm = norm(name="self_attention_norm")
@@ -267,7 +267,7 @@ class EncoderLayer(TransformerLayer):
         training: bool | None = None,
         return_attention_scores: bool = False,
     ) -> Any:
-        """Returns [B, S, D] for x [B, S, D], and if asked for the scores [B, H, S, S].
+        """Returns [B, S, D] for x [B, S, D], and on request the scores [B, H, S, S].
 
         Args: see `SelfAttention.call`.
         """
@@ -399,8 +399,8 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
         return x, kv_cache, scores
 
     def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
-        of_self = self.self_attention.scores_spec(x, x)
-        return *of_self, *self.cross_attention.scores_spec(x, memory)
+        self_scores = self.self_attention.scores_spec(x, x)
+        return *self_scores, *self.cross_attention.scores_spec(x, memory)
 
 
 class TransformerStack(ReturnsScores, Layer):
@@ -438,8 +438,8 @@ class TransformerStack(ReturnsScores, Layer):
             self.final_norm.build(input_shape)
 
     def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
-        of_layers = (layer.scores_spec(x, memory) for layer in self.layers)
-        return tuple(map(list, zip(*of_layers, strict=True)))
+        specs = (layer.scores_spec(x, memory) for layer in self.layers)
+        return tuple(map(list, zip(*specs, strict=True)))
 
 
 def final_norm(

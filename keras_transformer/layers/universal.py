@@ -76,11 +76,11 @@ def advance(
 
 
 class Steps(NamedTuple):
-    """What a stack did at its steps.
+    """The steps of a stack.
 
     Attributes:
-        outputs: for each step, what the layer returned beside its output.
-        weights: for each adaptive step, float32 [B, T], the weight of its state in the output.
+        outputs: the attention of each step, or its KV cache and attention while decoding.
+        weights: float32 [B, T] for each adaptive step, the weight of its state in the output.
         halting: the halting state after the last step.
     """
 
@@ -161,11 +161,11 @@ class UniversalStack(Layer):
             x: [B, T, D], or of any shape that ends with D.
             positions: signals that broadcast to x; None for the sinusoids of 0 to T - 1.
             is_active: bool [B, T], True at tokens that take steps.
-            apply: gets the layer's input and the number of the step, from 0; returns the layer's
-                output and what else `Steps.outputs` is to hold.
+            apply: the layer, a function of its input and the number of the step, from 0; returns
+                the layer's output and an entry of `Steps.outputs`.
 
         Returns:
-            The stack's output, of x's shape, and what happened.
+            The stack's output, of x's shape, and the steps.
         """
         if positions is None:
             positions = ops.cast(sinusoids(ops.arange(ops.shape(x)[1]), x.shape[-1]), x.dtype)
@@ -228,7 +228,7 @@ class UniversalEncoder(UniversalStack):
         training: bool | None = None,
         return_steps: bool = False,
     ) -> Any:
-        """Returns the memory [B, S, D] and, if asked for, the `Steps` with scores [B, H, S, S].
+        """Returns the memory [B, S, D] and, on request, the `Steps` with scores [B, H, S, S].
 
         Args:
             x: embeddings [B, S, D].
@@ -284,7 +284,7 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         training: bool | None = None,
         return_steps: bool = False,
     ) -> Any:
-        """Returns [B, T, D] and, if asked for, the `Steps` with the scores of self-attention
+        """Returns [B, T, D] and, on request, the `Steps` with the scores of self-attention
         [B, H, T, T] and of cross-attention [B, H, T, S].
 
         Args:
@@ -339,7 +339,7 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
 
         Args:
             x: embeddings of the new tokens.
-            kv_cache: that of each step.
+            kv_cache: of each step.
             memory, memory_score_bias, time, score_bias: see `DecoderLayer.step`.
             positions: the signal of their position, [D]; None for sinusoids.
             is_active: bool [B * W], True at tokens that take steps; None for all.

@@ -78,7 +78,7 @@ class WindowedSelfAttention(SelfAttention):
             )
         projected = self._project(x, ops.arange(length))  # [B, H, T, K or U] each
         num_parts = self.num_heads // math.gcd(self.num_heads, _HEADS_AT_ONCE)
-        parts = [ops.split(each, num_parts, axis=1) for each in projected]
+        parts = [ops.split(x, num_parts, axis=1) for x in projected]
         heads = []
         for query, keys, values in zip(*parts, strict=True):
             blocks = in_blocks(query, keys, values, bias, self.reach, use_causal_mask)
@@ -117,7 +117,7 @@ def _both(attention_mask: Tensor, band: Tensor) -> Tensor:
 
 
 def in_band(distances: Tensor, reach: int, causal: bool) -> Tensor:
-    """Returns whether a window shows keys at these distances from their queries.
+    """Whether a window shows keys at these distances from their queries.
 
     Args:
         distances: the keys' positions less the queries', of any shape.
@@ -165,7 +165,7 @@ def in_blocks(
     bias = ops.broadcast_to(bias, (ops.shape(bias)[0], 1, 1, length))
     hidden = _cut(ops.swapaxes(ops.cast(bias, "float32"), 2, 3), size, MASKED)
     hidden = _with_edges(hidden, size, edge, causal, MASKED)  # [N, B or 1, 1, c, 1]
-    keys, values = (_with_edges(_cut(each, size), size, edge, causal) for each in (keys, values))
+    keys, values = (_with_edges(_cut(x, size), size, edge, causal) for x in (keys, values))
     positions = ops.arange(ops.shape(keys)[3]) - edge  # of keys: those of the block itself from 0
     distances = positions[None, :] - ops.arange(size)[:, None]
     band = mask_to_bias(in_band(distances, reach, causal))
