@@ -74,7 +74,7 @@ def _heading(config: type[JsonConfig], name: str) -> str:
     """Returns the heading of --help under which a field stands; none if it is the command's own."""
     if issubclass(config, Task):
         return f"Task {config.name}"
-    if name in config.fields_with(of_vocabulary=True):
+    if name in config.fields_with(for_vocabulary=True):
         return "Vocabulary"
     if not issubclass(config, ModelConfig):
         return next((text for kind, text in _HEADINGS.items() if issubclass(config, kind)), "")

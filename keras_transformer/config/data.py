@@ -13,7 +13,7 @@ Normalization = Literal["nfc", "nfkc", "identity"]
 DEFAULT_VOCABULARY_SIZE = 8000
 MIN_COVERAGE = 0.98  # of SentencePiece
 EXTEND = "extend"  # a value of `DataConfig.vocabulary`
-_LEARNED = {"vocabulary": (None, EXTEND)}  # what only a vocabulary that is learned needs
+_LEARNED = {"vocabulary": (None, EXTEND)}  # needed by options of learned vocabularies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,13 +82,13 @@ class DataConfig(JsonConfig):
         'target_vocabulary is given. With start_from, "extend" keeps the vocabularies and '
         "appends new tokens learned from the new text.",
         is_path=True,
-        of_vocabulary=True,
+        for_vocabulary=True,
     )
     target_vocabulary: str | None = option(
         None,
         "SentencePiece model of the target.",
         is_path=True,
-        of_vocabulary=True,
+        for_vocabulary=True,
         needs={"vocabulary": ()},
     )
     add_tokens: str | None = option(
@@ -96,32 +96,32 @@ class DataConfig(JsonConfig):
         "Tokens to add to the vocabularies, separated by commas, for example <de>,<fr>: tags "
         "for languages or domains. Each is one token wherever it occurs (in a vocabulary of "
         "words: between spaces).",
-        of_vocabulary=True,
+        for_vocabulary=True,
     )
     vocabulary_size: int | None = option(
         None,
         "Tokens of each learned vocabulary. Default: 8,000, or fewer if the text supports no more.",
         minimum=1,
-        of_vocabulary=True,
+        for_vocabulary=True,
         needs=_LEARNED,
     )
     vocabulary_kind: VocabularyKind = option(
         "bpe",
         "Kind of tokens: byte-pair or unigram pieces, characters, or words.",
-        of_vocabulary=True,
+        for_vocabulary=True,
         needs=_LEARNED,
     )
     source_level: VocabularyKind | None = option(
         None,
         "Kind of tokens of the source. Default: vocabulary_kind.",
-        of_vocabulary=True,
+        for_vocabulary=True,
         needs=_LEARNED,
     )
     target_level: VocabularyKind | None = option(
         None,
         "Kind of tokens of the target. Sides that differ get one vocabulary each. Default: "
         "vocabulary_kind.",
-        of_vocabulary=True,
+        for_vocabulary=True,
         needs=_LEARNED,
     )
     vocabulary_normalization: Normalization = option(
@@ -130,7 +130,7 @@ class DataConfig(JsonConfig):
         'tabs into spaces; "nfkc" also replaces full-width, superscript and other compatible '
         "characters, no-break spaces and Persian's non-joiner, which the model can then never "
         'write; "identity" does neither. All collapse repeated spaces and strip the ends.',
-        of_vocabulary=True,
+        for_vocabulary=True,
         needs=_LEARNED,
     )
     character_coverage: float = option(
@@ -139,17 +139,17 @@ class DataConfig(JsonConfig):
         "become unknown.",
         minimum=MIN_COVERAGE,
         maximum=1,
-        of_vocabulary=True,
+        for_vocabulary=True,
         needs=_LEARNED,
     )
     byte_fallback: bool = option(
         False,
         "Spell unknown characters as UTF-8 bytes; adds 256 tokens to a learned vocabulary.",
-        of_vocabulary=True,
+        for_vocabulary=True,
         needs=_LEARNED,
     )
     share_vocabulary: bool = option(
-        True, "Learn one vocabulary for both sides.", of_vocabulary=True
+        True, "Learn one vocabulary for both sides.", for_vocabulary=True
     )
     max_length: int = option(
         256,
@@ -209,17 +209,16 @@ class DataConfig(JsonConfig):
 
     @property
     def num_corpora(self) -> int:
-        """How many corpora there are to train on: pairs of files, files of both, data sets."""
+        """Number of corpora to train on: pairs of files, files of both sides, data sets."""
         lists = (self.train_source, self.train_file, self.dataset)
         return sum(len(split_list(text)) for text in lists)
 
     @property
     def kinds(self) -> tuple[VocabularyKind, VocabularyKind]:
-        """What the tokens of source and target are."""
-        return (
-            self.source_level or self.vocabulary_kind,
-            self.target_level or self.vocabulary_kind,
-        )
+        """The kinds of the vocabularies of source and target."""
+        levels = self.source_level, self.target_level
+        source, target = (level or self.vocabulary_kind for level in levels)
+        return source, target
 
     @property
     def has_subwords(self) -> tuple[bool, bool]:
@@ -259,10 +258,10 @@ def check_mix_weights(weights: Sequence[float], num_corpora: int, text: str) -> 
 
     Args:
         weights: of the corpora, in order.
-        num_corpora: how many there are.
+        num_corpora: the number of corpora.
         text: the weights as the user wrote them.
     """
-    if len(weights) != num_corpora or not all(0 < each < math.inf for each in weights):
+    if len(weights) != num_corpora or not all(0 < x < math.inf for x in weights):
         raise InputError(
             f"mix_weights must be one positive number per corpus ({num_corpora} here), "
             f"separated by commas, got {text}"

@@ -93,7 +93,7 @@ class ModelConfig(JsonConfig):
 
     @property
     def values_per_pair(self) -> int:
-        """The values that a head of cross-attention computes for a target and a source token."""
+        """Values that a head of cross-attention computes for a target and a source token."""
         return 1
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class ModelConfig(JsonConfig):
 
     @classmethod
     def presets(cls) -> dict[str, Preset]:
-        """Returns the named settings: of this architecture, or here of all, by name."""
+        """Returns the presets of this architecture, or of all architectures, by name."""
         return {
             name: preset
             for config in architectures().values()
@@ -139,7 +139,7 @@ class ModelConfig(JsonConfig):
             InputError: there is no such preset.
         """
         known = cls.presets()
-        ends = [each for each in known if each.rpartition("-")[2] == name]
+        ends = [preset for preset in known if preset.rpartition("-")[2] == name]
         whole = name if name in known or not ends else ends[0]
         check_choice("preset", whole, tuple(known))
         return whole
@@ -149,18 +149,18 @@ class ModelConfig(JsonConfig):
         """Returns a named configuration, such as "tiny", or the paper's "base" and "big".
 
         Args:
-            name: one of `presets()`, or the end of one: "tiny" will do for "rnn-tiny".
-            **changes: fields to set otherwise; `vocabulary_size` is always needed.
+            name: one of `presets()`, or the end of one, such as "tiny" for "rnn-tiny".
+            **changes: fields with other values; `vocabulary_size` is required.
 
         Example:
             >>> ModelConfig.preset("base", vocabulary_size=37000).model_dim
             512
         """
-        known = cls.presets()
         name = cls.preset_name(name)
-        config_class = next(each for each in _ARCHITECTURES.values() if name in _own_presets(each))
-        values = {"architecture": config_class.architecture, **known[name]}
-        return cls.from_dict(values | changes)
+        (architecture,) = (
+            key for key, config in _ARCHITECTURES.items() if name in _own_presets(config)
+        )
+        return cls.from_dict({"architecture": architecture, **cls.presets()[name]} | changes)
 
 
 _ARCHITECTURES: dict[str, type[ModelConfig]] = {}
@@ -303,7 +303,7 @@ class TransformerLayersConfig(ModelConfig):
 
     @property
     def attention_positions(self) -> Literal["relative", "rotary"] | None:
-        """The positions that self-attention gets; None where embeddings have them."""
+        """The kind of positions in self-attention; None where embeddings have them."""
         return self.positions if self.positions in ("relative", "rotary") else None
 
 
@@ -482,5 +482,5 @@ class RecurrentConfig(ModelConfig):
 
     @property
     def values_per_pair(self) -> int:
-        """Of additive attention the width of its tanh, which is of each pair."""
+        """The width of additive attention's tanh, which is computed for each pair."""
         return (self.attention_dim or self.hidden_dim) if self.attention_type == "additive" else 1

@@ -1,7 +1,7 @@
-"""What all configurations share: fields that declare their rules, their checks, and JSON.
+"""The base of all configurations: fields that declare their rules, their checks, and JSON.
 
-A field is made by `option`, which declares once what the value means, which values it may have and
-who may set it. Checks, command-line flags and what a run keeps are derived from that.
+`option` makes a field and declares once what its value means, which values it may have and who may
+set it. Checks, command-line flags and the options that a run keeps are derived from that.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ def option(
     below: float | None = None,
     is_odd: bool = False,
     is_path: bool = False,
-    of_vocabulary: bool = False,
+    for_vocabulary: bool = False,
     is_learned: bool = False,
     may_change: Literal["never", "until_trained", "always"] = "never",
     per_sentence: bool = False,
@@ -39,12 +39,12 @@ def option(
     """Returns a field of a configuration.
 
     Args:
-        default: of the field, or `dataclasses.MISSING` for one that must be given.
+        default: of the field, or `dataclasses.MISSING` for a required one.
         help: what the value means, in sentences; the help of its command-line flag.
         minimum, maximum, above, below: bounds of a number, or of the length of a sequence.
         is_odd: whether the number must be odd.
         is_path: whether the text is a path on this machine, or several separated by commas.
-        of_vocabulary: whether it determines the vocabularies of a run.
+        for_vocabulary: whether it determines the vocabularies of a run.
         is_learned: whether an option of a task changes what a model learns; a run keeps it.
         may_change: when a later command for the same run may change it: "until_trained" means
             before its first checkpoint.
@@ -96,13 +96,10 @@ class JsonConfig:
 
     @classmethod
     def unused_fields(cls, values: Mapping[str, Any]) -> dict[str, str]:
-        """Returns the fields that have no effect beside these values of the others.
+        """Returns the fields without effect, each with the name of the field that it needs.
 
         Args:
             values: of fields by name; others have their defaults.
-
-        Returns:
-            The name of each, with that of the field that it needs.
         """
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         values = {field.name: field.default for field in fields} | dict(values)
@@ -114,7 +111,7 @@ class JsonConfig:
         }
 
     def check_effects(self, names: Iterable[str]) -> None:
-        """Raises `InputError` if one of these fields has no effect beside the others."""
+        """Raises `InputError` if one of these fields has no effect."""
         unused, needs = self.unused_fields(vars(self)), self.declared("needs")
         for name in names:
             if (other := unused.get(name)) is None:
@@ -132,13 +129,13 @@ class JsonConfig:
 
     @classmethod
     def declared(cls, rule: str) -> dict[str, Any]:
-        """Returns a rule of `option`, such as "needs", for each field that was made by it."""
+        """Returns a rule of `option`, such as "needs", by the name of the field."""
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-        return {each.name: each.metadata[rule] for each in fields if rule in each.metadata}
+        return {field.name: field.metadata[rule] for field in fields if rule in field.metadata}
 
     @classmethod
     def fields_with(cls, **declared: Any) -> tuple[str, ...]:
-        """Returns the names of the fields that declare all of these, all fields for none.
+        """Returns the names of the fields that declare these rules; without rules, of all fields.
 
         Example:
             >>> DataConfig.fields_with(may_change="until_trained")
@@ -151,12 +148,12 @@ class JsonConfig:
         )
 
     @classmethod
-    def given(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+    def pick(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options that are fields of this configuration."""
         return {name: options[name] for name in cls.fields_with() if name in options}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the fields as the plain Python values that JSON has."""
+        """Returns the fields as plain Python values, as in JSON."""
         values = dataclasses.asdict(self)  # type: ignore[call-overload]
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -223,7 +220,7 @@ _NAMES = {bool: "True or False", int: "a whole number", float: "a finite number"
 
 
 def _expected(kind: Any, value: Any) -> str | None:
-    """Returns in words what a value of a type is, None where `value` is one.
+    """Returns the values of a type in words, or None if `value` is one of them.
 
     A bool is no number, and a whole number is also a float.
     """
@@ -236,7 +233,7 @@ def _expected(kind: Any, value: Any) -> str | None:
         fits = any(type(value) is type(choice) and value == choice for choice in arguments)
         return None if fits else f"one of {', '.join(map(str, arguments))}"
     if origin is tuple:
-        fits = type(value) is tuple and all(_expected(arguments[0], each) is None for each in value)
+        fits = type(value) is tuple and all(_expected(arguments[0], x) is None for x in value)
         return None if fits else f"a sequence, each entry {_expected(arguments[0], object())}"
     if kind is float:
         fits = type(value) is int or (isinstance(value, float) and math.isfinite(value))

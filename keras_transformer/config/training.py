@@ -213,7 +213,7 @@ class TrainingConfig(JsonConfig):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """Returns the training for a model preset of this name: that of its `preset_size`."""
+        """Returns the training of a model preset, which depends on its `preset_size`."""
         size = preset_size(name)
         check_choice("preset", size, tuple(TRAINING_PRESETS))
         return cls.from_dict(TRAINING_PRESETS[size] | changes)

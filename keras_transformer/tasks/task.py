@@ -118,9 +118,9 @@ class Task(JsonConfig, abc.ABC):
     built_in_data: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
-    def given(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+    def pick(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options that the task has; `InputError` for one of another task."""
-        task_options = super().given(options)
+        task_options = super().pick(options)
         for other in map(get_task, registered_tasks()):
             for name in other.fields_with():
                 if name in options and name not in task_options:

@@ -154,7 +154,7 @@ def new_configs(options: Options) -> RunConfigs:
     """
     _check_names(options)
     task_type = get_task(options.get("task", DEFAULT_TASK))
-    task = task_type(**task_type.given(options))
+    task = task_type(**task_type.pick(options))
     data, training = _data(task, options), _training(task, options)
     _check_trains_random_weights(training.freeze, training.lora_rank)
     if data.vocabulary == EXTEND:
@@ -181,8 +181,8 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     _check_names(options)
     if not names_data(options):
         raise InputError("--start_from needs text to train on; name it, as in --train_source")
-    data_options = DataConfig.given(options)
-    vocabulary_fields = DataConfig.fields_with(of_vocabulary=True)
+    data_options = DataConfig.pick(options)
+    vocabulary_fields = DataConfig.fields_with(for_vocabulary=True)
     is_extended = data_options.get("vocabulary") == EXTEND
     extending = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if is_extended else set())
     if fixed := sorted(data_options.keys() & {*vocabulary_fields} - extending):
@@ -205,7 +205,7 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
             "without --start_from"
         )
     task_type = get_task(options.get("task", origin.task.name))
-    changes = task_type.given(options)
+    changes = task_type.pick(options)
     is_same = task_type is type(origin.task)
     task = origin.task.replace(**changes) if is_same else task_type(**changes)
     inherited: dict[str, Any] = {}
@@ -248,7 +248,7 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
                 "it, or give another --run_dir"
             )
     _check_options_of(type(model), options)
-    model_values, training_values = _given_model(options), TrainingConfig.given(options)
+    model_values, training_values = _given_model(options), TrainingConfig.pick(options)
     if training_values.get("stop_metric") is not None:
         task.find_metric(training_values["stop_metric"])
     if "start_from" not in configs.origin:
@@ -267,9 +267,9 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
     return _checked(
         configs._replace(
             model=model.replace(**model_values),
-            data=configs.corpora.replace(**_with_absolute_paths(DataConfig.given(options))),
+            data=configs.corpora.replace(**_with_absolute_paths(DataConfig.pick(options))),
             training=training.replace(**training_values),
-            task=task.replace(**type(task).given(options)),
+            task=task.replace(**type(task).pick(options)),
         ),
         options,
     )
@@ -284,7 +284,7 @@ def as_flags(configs: RunConfigs) -> list[str]:
     extends = configs.corpora.vocabulary == EXTEND
     if start is not None:
         extending = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if extends else set())
-        values |= dict.fromkeys({*DataConfig.fields_with(of_vocabulary=True)} - extending)
+        values |= dict.fromkeys({*DataConfig.fields_with(for_vocabulary=True)} - extending)
         values["start_from"] = start
     for config in configs.parts():
         values |= dict.fromkeys(config.unused_fields(vars(config)))
@@ -316,12 +316,12 @@ def _complete_preset(model: ModelConfig) -> str:
 def names_data(options: Options) -> bool:
     """Whether any option names data."""
     is_data = re.compile("dataset|.*_file|.*_source|.*_target")
-    return any(map(is_data.fullmatch, DataConfig.given(options)))
+    return any(map(is_data.fullmatch, DataConfig.pick(options)))
 
 
 def _data(task: Task, options: Options, changes: Options | None = None) -> DataConfig:
     defaults = {**task.default_data, **({} if names_data(options) else task.built_in_data)}
-    values = {**(changes or {}), **_with_absolute_paths(DataConfig.given(options))}
+    values = {**(changes or {}), **_with_absolute_paths(DataConfig.pick(options))}
     unused = DataConfig.unused_fields({**defaults, **values})
     defaults = {name: value for name, value in defaults.items() if name not in unused}
     data = DataConfig(**{**defaults, **values})
@@ -341,7 +341,7 @@ def _with_absolute_paths(options: Options) -> dict[str, Any]:
 
 def _training(task: Task, options: Options, changes: Options | None = None) -> TrainingConfig:
     defaults = {} if "preset" in options else task.default_training
-    values = {**defaults, **(changes or {}), **TrainingConfig.given(options)}
+    values = {**defaults, **(changes or {}), **TrainingConfig.pick(options)}
     training = TrainingConfig.preset(options.get("preset", DEFAULT_PRESET), **values)
     if training.stop_metric is not None:
         task.find_metric(training.stop_metric)
@@ -398,7 +398,7 @@ def _given_model(options: Options) -> dict[str, Any]:
     """Returns the fields of any model that are given."""
     values: dict[str, Any] = {}
     for config in architectures().values():
-        values |= config.given(options)
+        values |= config.pick(options)
     # The option of that name is a field of the data; a vocabulary may come out smaller.
     return {name: value for name, value in values.items() if not name.endswith("vocabulary_size")}
 
