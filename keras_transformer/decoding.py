@@ -26,19 +26,19 @@ class DecodingState(NamedTuple):
     A dimension of size 0 in `recurrent_state` or `kv_cache` grows from step to step.
 
     Attributes:
-        projection: nest of tensors that serve all sentences and never change: what makes logits,
-            [..., V], laid out for decoding.
+        projection: nest of tensors that serve all sentences and never change: the output
+            projection to logits [..., V], laid out for decoding.
         context: nest of tensors [B, ...] of the source sentence that never change (encoder keys
             and values, masks). All hypotheses of a sentence share them.
         recurrent_state: nest of tensors [B, W, ...] of the hypotheses. Search reorders them along
             W when hypotheses branch or are dropped.
-        kv_cache: nest of tensors [B, ..., t * W, any] to which the model appends what each step
-            computed for all W hypotheses. `encode` decides whether they grow or have a fixed
-            capacity, and their type says which (`GrowingSlots`, `FixedSlots`). Search only adds
-            room at the end of the last dimension but one, if they have a capacity. Otherwise the
-            model may drop entries that no later token sees.
+        kv_cache: nest of tensors [B, ..., t * W, any] to which the model appends the keys and
+            values of each step for all W hypotheses. `encode` decides whether they grow or have a
+            fixed capacity; their type shows it (`GrowingSlots`, `FixedSlots`). With a capacity,
+            search adds room at the end of the last dimension but one; otherwise the model may drop
+            entries that no later token sees.
         coverage: float32 [B, W, S], attention of a hypothesis to each source token, summed over
-            its steps, and 1 for padding; None if it was not asked for or the model has no
+            its steps, and 1 for padding; None if `encode` was called without, or the model has no
             attention. Search reorders it.
         time: int32 [], tokens read before the newest one. A step counts them; search sets it.
         ancestors: int32 [B, W, t], set by search before each step: the place, from 0 to W - 1, of
@@ -75,7 +75,7 @@ class StepFunction(Protocol):
 
 
 class TranslationModel(Protocol):
-    """What translates: a `Seq2SeqModel`, an `Ensemble`, or any other model with these methods.
+    """The interface of models that translate: a `Seq2SeqModel`, an `Ensemble`, or any other.
 
     A model whose decoder attends to the source also has `attention(inputs)`, float32 [B, T, S],
     which aligns translations, and keeps coverage; callers check with `hasattr`.
@@ -83,8 +83,8 @@ class TranslationModel(Protocol):
     Attributes:
         config: the hyperparameters, with `vocabulary_size`, `target_size` and `to_dict()`;
             `values_per_pair` if it is not 1, see `ModelConfig`.
-        dtype_policy: Keras's, that the model computes in.
-        variables: all that an export has to save.
+        dtype_policy: Keras's policy for its computations.
+        variables: all variables that an export saves.
     """
 
     @property

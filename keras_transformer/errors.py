@@ -26,11 +26,11 @@ class InputError(ValueError):
 
 
 class NotRegisteredError(InputError):
-    """An architecture or task that nothing has registered: its module has not been imported."""
+    """An unknown architecture or task: the module that registers it has not been imported."""
 
 
 class BatchesInProgressError(KeyboardInterrupt):
-    """Ctrl-C while threads compute batches, for which the end of the process would wait."""
+    """Ctrl-C while threads compute batches; the process would not end before they do."""
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ def check_unicode(name: str, text: str) -> None:
 
 
 def as_text(text: str | bytes) -> str:
-    """Returns text of which TensorFlow gives the UTF-8; `InputError` for other bytes."""
+    """Decodes text in UTF-8, as TensorFlow returns it; `InputError` for other bytes."""
     if not isinstance(text, bytes):
         return text
     try:
@@ -66,7 +66,7 @@ def one_line(error: BaseException | str) -> str:
 
 
 def check_backend() -> None:
-    """Raises `InputError` unless Keras runs on TensorFlow, which search and runs are written in."""
+    """Raises `InputError` unless Keras runs on TensorFlow, which search and runs need."""
     import keras  # slow to import, which configurations need not wait for
 
     backend = keras.backend.backend()
@@ -96,7 +96,7 @@ def needs_extra(extra: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Raises `InputError`, with what to do about it, where the block cannot write `what`."""
+    """Raises `InputError`, with advice, if the block cannot write `what`."""
     try:
         yield
     except OSError as error:

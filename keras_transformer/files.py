@@ -55,7 +55,7 @@ _BUFFER_BYTES = 1 << 18
 
 
 def local_path(path: Path) -> pathlib.Path:
-    """Returns a path of this machine with the home folder for "~".
+    """Returns a path on this machine, with the home folder instead of "~".
 
     Raises:
         InputError: it is the address of a store, such as gs://bucket/run, or begins with "~" and
@@ -65,7 +65,7 @@ def local_path(path: Path) -> pathlib.Path:
 
 
 def local_paths(text: str) -> str:
-    """Returns a comma-separated list with each path as `local_path` has it."""
+    """Returns a comma-separated list of paths, each as by `local_path`."""
     return ",".join(_expanded(entry.strip()) for entry in text.split(","))
 
 
@@ -171,20 +171,20 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
 
     Also removes the folders beside it that killed processes have left.
     """
-    own = f"{_ASIDE}{platform.node()}-"
+    prefix = f"{_ASIDE}{platform.node()}-"
     for abandoned in parent.glob(f"{_ASIDE}*"):
         if abandoned.is_symlink():  # never made by this module
             continue
         # All but the random part: the host "train" is not the host "train-2".
-        is_own = f"{abandoned.name.rpartition('-')[0]}-" == own
-        if not is_own and _seconds_unchanged(abandoned) < _DAY_S:
+        is_of_host = f"{abandoned.name.rpartition('-')[0]}-" == prefix
+        if not is_of_host and _seconds_unchanged(abandoned) < _DAY_S:
             continue
         with contextlib.suppress(OSError), _open_lock(abandoned) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
             if _is_lock_of(lock, abandoned):
                 shutil.rmtree(abandoned, ignore_errors=True)
     while True:
-        aside = parent / f"{own}{uuid.uuid4().hex}"
+        aside = parent / f"{prefix}{uuid.uuid4().hex}"
         aside.mkdir()
         try:
             lock = _open_lock(aside)
@@ -203,7 +203,7 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _seconds_unchanged(folder: pathlib.Path) -> float:
-    """Returns how long ago anything in a folder was last written."""
+    """Returns the seconds since anything in a folder was last written."""
     times = [0.0]
     for path in (folder, *folder.rglob("*")):
         with contextlib.suppress(OSError):  # renamed or removed meanwhile
@@ -218,7 +218,7 @@ def _open_lock(folder: pathlib.Path) -> IO[bytes]:
 
 
 def _is_lock_of(lock: IO[bytes], folder: pathlib.Path) -> bool:
-    """Returns whether a lock protects a folder: another process may have replaced its file."""
+    """Whether a lock protects a folder: another process may have replaced its file."""
     try:
         return os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).lstat())
     except FileNotFoundError:
@@ -226,9 +226,9 @@ def _is_lock_of(lock: IO[bytes], folder: pathlib.Path) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Waits until the disk holds a file's content, or which files a folder has.
+    """Waits until a file's content, or the list of files of a folder, is on the disk.
 
-    Without it a power loss after a rename can leave the new name with nothing in it.
+    Without it a power loss after a rename can leave an empty file under the new name.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -261,8 +261,8 @@ def iterate_lines(path: Path) -> Iterator[str]:
     there would shift one side of a parallel corpus against the other.
 
     Args:
-        path: a UTF-8 file, plain or packed by gzip, bzip2 or xz, as its suffix or its first bytes
-            say. A byte order mark at its beginning is no part of the text.
+        path: a UTF-8 file, plain or compressed by gzip, bzip2 or xz, by its suffix or its first
+            bytes. A byte order mark at its beginning is no part of the text.
 
     Raises:
         InputError: the file is missing, a folder, empty, damaged, or not UTF-8.
@@ -283,7 +283,7 @@ def iterate_lines(path: Path) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class PairFile(abc.ABC):
-    """A file of which subclasses read pairs of a sentence and its translation, as a stream."""
+    """Base of files with pairs of a sentence and its translation, read as a stream."""
 
     path: Path
     kind: ClassVar[str]
@@ -293,7 +293,7 @@ class PairFile(abc.ABC):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """JSON values that are the same for the same pairs: how the file is read, its content."""
+        """JSON values that identify the pairs: the kind of the file and its content."""
         return {"kind": self.kind, "files": [file_identity(self.path)]}
 
     @abc.abstractmethod
@@ -336,7 +336,7 @@ def sha256(paths: Iterable[pathlib.Path]) -> str:
 
 
 def check_text_file(path: pathlib.Path) -> None:
-    """Raises `InputError` where there is no file, or a folder in its place."""
+    """Raises `InputError` if the path is missing or a folder."""
     if not path.exists():
         raise InputError(f"{path} does not exist; expected a text file, plain, .gz, .bz2 or .xz")
     if path.is_dir():
@@ -345,7 +345,7 @@ def check_text_file(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a file for reading bytes, decompressed if it is packed; faults are `InputError`."""
+    """Opens a file for reading bytes, decompressed if necessary; faults are `InputError`."""
     check_text_file(path)
     kind = None
     try:

@@ -1,4 +1,4 @@
-"""This process and its machine: cores, instructions, versions, signals, what malloc keeps."""
+"""This process and its machine: cores, instructions, versions, signals, memory."""
 
 import contextlib
 import ctypes
@@ -26,9 +26,7 @@ from keras_transformer.version import __version__
 # not do: TensorFlow's library sets it to 128 KiB when it is loaded.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
-
-
-_KEPT_PROGRAMS = 64  # of a few MB, for eight shapes of batches of the newest runs
+_MAX_PROGRAMS = 64  # of a few MB, for eight shapes of batches of the newest runs
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia")
 # Matrix products on a GPU by cuBLAS, without autotuning: compiled programs side by side disturb its
@@ -68,20 +66,20 @@ def source_commit() -> str | None:
 
 
 def machine() -> str:
-    """Returns the processor, how many of its cores this process may use, and the NVIDIA cards."""
+    """Returns the processor, the number of cores for this process, and the NVIDIA GPUs."""
     name = " ".join(_cpuinfo("model name")) or platform.machine()
     fast = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16"})
-    cards = [
+    gpus = [
         line.partition(":")[2].strip()
         for path in sorted(NVIDIA_DRIVER.glob("gpus/*/information"))
         for line in path.read_text().splitlines()
         if line.startswith("Model:")
     ]
-    return ", ".join([f"{num_cores()} cores of {name} ({', '.join(fast)})", *cards])
+    return ", ".join([f"{num_cores()} cores of {name} ({', '.join(fast)})", *gpus])
 
 
 def num_cores() -> int:
-    """Returns how many cores this process may use, by its affinity and its container's quota."""
+    """Returns the number of cores for this process, by its affinity and its container's quota."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = len(os.sched_getaffinity(0))
     else:
@@ -90,7 +88,7 @@ def num_cores() -> int:
 
 
 def _quota(root: pathlib.Path) -> float:
-    """Returns the processors that a container may use, by cgroups of version 2 or 1; inf if all."""
+    """Returns the processors of a container, by cgroups of version 2 or 1; infinity for all."""
     files = ("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
     for names in files:
         with contextlib.suppress(OSError, ValueError):  # another version, or "max"
@@ -106,7 +104,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def _cpuinfo(*names: str) -> list[str]:
-    """Returns the words of the first line of one of these names; none elsewhere than on Linux."""
+    """Returns the words of the first line with one of these names; on Linux only."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -127,30 +125,29 @@ def has_bfloat16() -> bool:
 
 
 def may_use_gpu() -> bool:
-    """Whether there is an NVIDIA driver, and the environment does not hide its cards."""
+    """Whether there is an NVIDIA driver, and the environment does not hide its GPUs."""
     return NVIDIA_DRIVER.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
 
 
 def set_up_gpu() -> None:
-    """Sets how TensorFlow and XLA use a GPU, where the environment does not say; call it before
-    TensorFlow is imported.
+    """Sets how TensorFlow and XLA use a GPU; call it before TensorFlow is imported.
 
-    A process takes a card's memory as it needs it, so that several work side by side, and XLA
-    compiles without trying kernels (see `_XLA_OPTIONS`).
+    A process takes a GPU's memory as it needs it, so that several work side by side, and XLA
+    compiles without autotuning (see `_XLA_OPTIONS`). Settings of the environment stay.
     """
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if may_use_gpu():
-        given = os.environ.get("XLA_FLAGS", "")
-        names = {option.partition("=")[0] for option in given.split()}
+        flags = os.environ.get("XLA_FLAGS", "")
+        names = {option.partition("=")[0] for option in flags.split()}
         new = [option for option in _XLA_OPTIONS if option.partition("=")[0] not in names]
-        os.environ["XLA_FLAGS"] = " ".join([given, *new]).strip()
+        os.environ["XLA_FLAGS"] = " ".join([flags, *new]).strip()
 
 
 @contextlib.contextmanager
 def without_ctrl_c() -> Iterator[None]:
-    """Starts processes that Ctrl-C does not reach before they call `end_with_parent`.
+    """Protects processes that the block starts from Ctrl-C until they call `end_with_parent`.
 
-    Here it waits for the end of the block.
+    In this process it takes effect after the block.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -160,7 +157,7 @@ def without_ctrl_c() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Lets this process end when the one that started it is killed; for `multiprocessing`.
+    """Ends this process of `multiprocessing` when its parent is killed.
 
     Ctrl-C, which reaches both, ends it without a traceback.
     """
@@ -181,10 +178,8 @@ def end_with_parent() -> None:
 def noted_signals() -> Iterator[list[signal.Signals]]:
     """Yields a list of the signals received that ask for the end: SIGTERM, SIGHUP and Ctrl-C.
 
-    A second Ctrl-C raises `KeyboardInterrupt`.
-
-    Outside of the main thread signals cannot be caught, and those that are ignored, as under
-    `nohup`, stay ignored.
+    A second Ctrl-C raises `KeyboardInterrupt`. Signals that are ignored, as under `nohup`, stay
+    ignored; outside of the main thread none is caught.
     """
     received: list[signal.Signals] = []
 
@@ -211,8 +206,8 @@ _first_user: int | None = None  # the process that loaded a model first
 def check_not_forked() -> None:
     """Raises `InputError` in a process that was forked after a model was loaded.
 
-    The threads of TensorFlow stay behind in the parent, and who waits for them waits for ever. To
-    be called when a model is loaded and when it is used.
+    TensorFlow's threads stay in the parent, and the child would wait for them for ever. Call it
+    when a model is loaded and when it is used.
     """
     global _first_user
     _first_user = _first_user or os.getpid()
@@ -225,11 +220,11 @@ def check_not_forked() -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Has malloc keep the memory of freed tensors for the next ones; call it before TensorFlow.
+    """Makes malloc reuse the memory of freed tensors; call it before TensorFlow is imported.
 
-    By default glibc returns large blocks to the system when they are freed, and the system clears
-    every page when it hands them out again. Memory is then held until the process ends. See
-    docs/guides/training.md for gain and cost.
+    By default glibc returns large freed blocks to the system, which clears every page when it hands
+    them out again. With this the process holds memory until it ends. See docs/guides/training.md
+    for gain and cost.
 
     Returns:
         Whether memory is kept. False, and nothing is changed, where a GPU may be used (XLA's
@@ -251,15 +246,15 @@ def keep_freed_memory() -> bool:
 
 
 def keep_programs(folder: str | None = None) -> None:
-    """Has XLA keep what it compiles, for later processes; call it before TensorFlow is imported.
+    """Caches XLA's compiled programs on disk; call it before TensorFlow is imported.
 
-    Each version of TensorFlow and kind of machine has its own folder within, since XLA would take
-    a program of another one for its own. The newest `_KEPT_PROGRAMS` are kept there; one that was
-    cut short, which XLA would fail to read, is removed. A folder that cannot be written, which
-    would end each program of XLA, is reported on standard error, and nothing is kept.
+    Each version of TensorFlow and kind of machine has its own folder within, since XLA would take a
+    program of another one for its own. The newest `_MAX_PROGRAMS` stay there; truncated ones, which
+    XLA would fail to read, are removed. If the folder cannot be written, an error on standard error
+    says so, and nothing is cached.
 
     Args:
-        folder: where; None means keras-transformer in $XDG_CACHE_HOME or ~/.cache.
+        folder: of the cache; None means keras-transformer in $XDG_CACHE_HOME or ~/.cache.
     """
     try:
         home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -271,8 +266,8 @@ def keep_programs(folder: str | None = None) -> None:
             file=sys.stderr,
         )
         return
-    cards = sorted(path.read_text() for path in NVIDIA_DRIVER.glob("gpus/*/information"))
-    machine = zlib.crc32(" ".join([*sorted(cpu_flags()), *cards]).encode())
+    gpus = sorted(path.read_text() for path in NVIDIA_DRIVER.glob("gpus/*/information"))
+    machine = zlib.crc32(" ".join([*sorted(cpu_flags()), *gpus]).encode())
     path = root / f"tensorflow-{importlib.metadata.version('tensorflow')}-{machine:08x}"
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -294,7 +289,7 @@ def keep_programs(folder: str | None = None) -> None:
 
 
 def _prune_programs(folder: pathlib.Path) -> None:
-    """Removes old programs and those cut short, as other processes may do at the same time."""
+    """Removes old and truncated programs, as other processes may do at the same time."""
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.message import DecodeError
 
@@ -308,6 +303,6 @@ def _prune_programs(folder: pathlib.Path) -> None:
         except FileNotFoundError:
             continue
         except DecodeError:
-            number = _KEPT_PROGRAMS
-        if number >= _KEPT_PROGRAMS:
+            number = _MAX_PROGRAMS
+        if number >= _MAX_PROGRAMS:
             program.unlink(missing_ok=True)

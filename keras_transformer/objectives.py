@@ -1,7 +1,7 @@
-"""What training minimizes, measures and follows: loss, metrics, learning rate schedules.
+"""Loss, metrics and learning rate schedules, in `keras.ops`.
 
 Cross-entropy with label smoothing (Vaswani et al. 2017, 5.4), metrics over the real target tokens,
-and the schedule of the paper (5.3) beside other decays, all in `keras.ops`.
+and the schedule of the paper (5.3) beside other decays.
 
 Shapes: B batch, T target length, V vocabulary.
 """
@@ -56,8 +56,8 @@ def check_batch(name: str, ids: Any) -> None:
 def check_ids(name: str, ids: Tensor, size: int | None) -> Tensor:
     """Returns the ids; under TensorFlow raises an error for ids outside a vocabulary of this size.
 
-    It is an `InputError` where the ids are known, `tf.errors.InvalidArgumentError` when a graph
-    runs; a program that XLA compiles has no such check.
+    It is an `InputError` for eager ids and `tf.errors.InvalidArgumentError` when a graph runs; XLA
+    drops the check.
     """
     check_padded(name, ids)
     if keras.backend.backend() != "tensorflow" or size is None:
@@ -90,10 +90,7 @@ def _flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Ten
 
 
 def _matching_labels(labels: Tensor, logits: Tensor) -> Tensor:
-    """Returns labels whose shape is [B, T], also for labels [B, T, 1], which Keras takes.
-
-    Raises `InputError` where it is known before the computation that they are not.
-    """
+    """Returns labels [B, T], also of [B, T, 1], as Keras does; other shapes are `InputError`."""
     labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
     known, expected = list(labels.shape), list(logits.shape[:-1])
     if known[-1:] == [1] and len(known) == len(expected) + 1:
@@ -149,7 +146,7 @@ def smoothed_cross_entropy(
     @ops.custom_gradient
     def with_gradient(logits: Tensor) -> tuple[Tensor, Any]:
         # All from the argument: under JAX a custom gradient cannot close over values that depend
-        # on what is differentiated (UnexpectedTracerError).
+        # on the differentiated ones (UnexpectedTracerError).
         count, size = ops.shape(logits)
         normalizer = log_normalizer(logits, is_fused)
         value = normalizer - (1.0 - smoothing) * _label_logits(labels, logits)
@@ -171,7 +168,7 @@ def smoothed_cross_entropy(
         return value, gradient
 
     losses = with_gradient(logits)
-    # Where nothing has checked the labels, a wrong one shows itself.
+    # Where `check_ids` does nothing, a label outside of the vocabulary makes the loss NaN.
     is_known = ops.logical_and(labels >= 0, labels < ops.shape(logits)[-1])
     return losses * ops.sqrt(ops.where(is_known, 1.0, -1.0))  # NaN, and no constant NaN
 

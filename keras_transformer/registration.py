@@ -1,8 +1,7 @@
 """Lets `keras.models.load_model` find the classes of this package after `import keras_transformer`.
 
-Keras finds classes that have registered themselves, which they do when their modules are imported;
-of the module that a file names it imports only Keras's own. Those modules import Keras, for which
-configurations and the client need not wait, so they are imported once somebody else imports Keras.
+Keras finds only classes whose modules have been imported. These modules import Keras, for which
+configurations and the client need not wait, so they are imported right after Keras.
 """
 
 import contextlib
@@ -24,8 +23,8 @@ def register_with_keras() -> None:
 
 
 def _register() -> None:
-    # Keras must work even where a package that models need is missing, as for the client alone.
-    # Whoever imports a model then sees the error.
+    # Keras must work even if a package that models need is missing, as for the client alone; the
+    # import of a model then shows the error.
     with contextlib.suppress(Exception):
         for home in ("layers", "models", "objectives"):
             importlib.import_module(f"keras_transformer.{home}")

@@ -1,4 +1,4 @@
-"""What `keras.ops` lacks for programs that XLA compiles: whether it does, one pass for two sums."""
+"""Operations for compilation by XLA that `keras.ops` lacks."""
 
 import functools
 from typing import Any
@@ -37,7 +37,7 @@ def max_and_sum_of_exponentials(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _joined_sums() -> Any:
-    """Returns the TensorFlow function that makes one maximum and sum of those of two parts."""
+    """Returns the TensorFlow function that joins the maxima and sums of two parts."""
     import tensorflow as tf
 
     @tf.function(autograph=False)
@@ -51,7 +51,7 @@ def _joined_sums() -> Any:
 
 
 def barrier(*tensors: Tensor) -> list[Tensor]:
-    """Returns tensors that XLA under TensorFlow computes once, and not where they are used."""
+    """Returns the tensors; XLA under TensorFlow computes them once, not again at each use."""
     from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
     result: list[Tensor] = gen_xla_ops.xla_optimization_barrier(input=list(tensors))
