@@ -12,7 +12,7 @@ from keras import ops
 from keras_transformer.decoding import DecodingState, Tensor, TranslationModel
 from keras_transformer.errors import InputError
 
-# The fields of a state of which an ensemble keeps a tuple, one entry for each model.
+# The fields of an ensemble's state that are tuples with an entry for each model.
 _PER_MODEL = ("projection", "context", "recurrent_state", "kv_cache")
 
 
@@ -21,7 +21,7 @@ class Ensemble:
 
     The probability of a token is the mean of the models' probabilities. An ensemble decodes like
     any model, but it does not train. Its logits are log-probabilities, all at most 0: a repetition
-    penalty, which looks at the sign, does not mean the same as for a single model.
+    penalty, which depends on the sign, has another effect than with a single model.
 
     Args:
         models: one or more, see `TranslationModel`. They may differ in everything but their
@@ -60,7 +60,7 @@ class Ensemble:
 
     @property
     def variables(self) -> list[Any]:
-        """Those of all models."""
+        """The variables of all models."""
         return [variable for model in self.models for variable in model.variables]
 
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
@@ -84,16 +84,16 @@ class Ensemble:
         """
         logits, states = [], []
         for index, model in enumerate(self.models):
-            own = {name: getattr(state, name)[index] for name in _PER_MODEL}
-            model_logits, model_state = model.step(ids, state._replace(**own))
+            fields = {name: getattr(state, name)[index] for name in _PER_MODEL}
+            model_logits, model_state = model.step(ids, state._replace(**fields))
             logits.append(model_logits)
             states.append(model_state)
         coverage = None
         if state.coverage is not None:  # each model has added its attention to the same sum
-            coverage = sum(each.coverage for each in states) / len(states)
+            coverage = sum(model_state.coverage for model_state in states) / len(states)
         return _log_mean(logits), state._replace(
-            recurrent_state=tuple(each.recurrent_state for each in states),
-            kv_cache=tuple(each.kv_cache for each in states),
+            recurrent_state=tuple(model_state.recurrent_state for model_state in states),
+            kv_cache=tuple(model_state.kv_cache for model_state in states),
             coverage=coverage,
             time=state.time + 1,
         )
@@ -105,5 +105,5 @@ class Ensemble:
 
 def _log_mean(logits: list[Tensor]) -> Tensor:
     """Returns log(mean of softmax) of several logits [..., V], in float32."""
-    parts = [ops.log_softmax(ops.cast(each, "float32"), axis=-1) for each in logits]
+    parts = [ops.log_softmax(ops.cast(x, "float32"), axis=-1) for x in logits]
     return ops.logsumexp(ops.stack(parts), axis=0) - math.log(len(parts))

@@ -1,4 +1,4 @@
-"""Ids to ids: `Seq2SeqModel.generate`, whose graphs are kept from call to call.
+"""Ids to ids: `Seq2SeqModel.generate`, with graphs that later calls use again.
 
 Shapes: B sentences, S source length, N hypotheses of a sentence.
 """

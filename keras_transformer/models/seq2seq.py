@@ -1,4 +1,4 @@
-"""The abstract sequence-to-sequence model: what every architecture shares, and their registry.
+"""The abstract sequence-to-sequence model, and the registry of architectures.
 
 An architecture is a configuration class and a subclass of `Seq2SeqModel` that
 `register_architecture` connects. `build_model(config)` makes the model of any configuration.
@@ -54,7 +54,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     Optional methods: `attention_weights` for an architecture with attention; `attention`, as in
     `Transformer`, if its decoder attends to the source, and then `encode` keeps
     `DecodingState.coverage` on request; `token_values`, as in `UniversalTransformer`, for other
-    values of each token, which the signature `attention` of an export answers with.
+    values of each token in an export's signature `attention`.
 
     Args:
         config: the hyperparameters.
@@ -129,7 +129,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         self._add_lora(dict.fromkeys(dense, options))
 
     def save_lora_weights(self, filepath: str | os.PathLike[str]) -> None:
-        """Writes the matrices of `enable_lora` alone, a few MB, as a safetensors file.
+        """Writes only the matrices of `enable_lora`, a few MB, as a safetensors file.
 
         Raises:
             InputError: the model has none.
@@ -174,7 +174,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         """Adds matrices to layers, given by path, and freezes all other weights."""
         known = sublayers(self)
         chosen = {known[path]: options for path, options in layers.items()}
-        for layer in self._flatten_layers():  # setting the model's own flag may leave theirs
+        for layer in self._flatten_layers():  # setting the model's flag may leave theirs
             layer.trainable = True
         for weight in self.weights:
             weight.trainable = False
@@ -265,8 +265,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
 
         Args:
             *args, **kwargs: of `keras.Model.fit`.
-            callbacks: as there; those that add to the logs, as `TranslationMetrics` does, are
-                called before those that read them.
+            callbacks: as there; those that add to the logs, such as `TranslationMetrics`, run
+                before those that read them.
         """
         if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = _writers_of_logs_first(keras.tree.flatten(callbacks))
@@ -325,8 +325,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     def count_flops(self, source_length: Any, target_length: Any) -> Any:
         """Returns the floating-point operations of a forward pass over one sentence pair.
 
-        Counts matrix products only, a multiplication and an addition for each entry; padding does
-        not count, entries that a causal mask hides do.
+        Counts matrix products only, a multiplication and an addition for each entry, entries that a
+        causal mask hides included, padding not.
 
         Args:
             source_length: tokens with EOS; a number, NumPy array or tensor (use arithmetic and
@@ -387,8 +387,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         """Returns the matrix [D, V] that makes logits, and their bias [V] if there is one.
 
         Laid out once for all steps: a product with a matrix that is transposed each time takes up
-        to twice as long. After `Model.quantize` it is empty: the quantized layer itself computes,
-        in `step` as in `call`.
+        to twice as long. Empty after `Model.quantize`: `step` calls the quantized layer.
         """
         if self.projection is None:
             matrix = self.target_embedding.projection()

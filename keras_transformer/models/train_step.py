@@ -56,16 +56,16 @@ class TokenWeightedModel(_Model):
 
         Args:
             *args, **kwargs: of `keras.Model.compile`.
-            accumulation_steps: parts into which a batch is cut to save memory. The update is that
-                of the whole batch if the loss is a mean over the labels that are not 0, such as
+            accumulation_steps: parts into which a batch is split to save memory. The update is the
+                same if the loss is a mean over the labels that are not 0, such as
                 `SmoothedCrossEntropy`.
             clip_norm: the largest global norm of a gradient; None does not clip.
             jit_compile: whether XLA compiles the update, once for each shape of a batch; "auto"
                 compiles on a GPU (on a CPU XLA is slower). `run_eagerly` turns it off.
 
         Raises:
-            InputError: a number is out of range; the batch is cut and the loss is not a mean; or
-                accumulation or clipping is asked for on another backend than TensorFlow.
+            InputError: a number is out of range; the batch is split and the loss is not a mean;
+                or accumulation or clipping is set on JAX or PyTorch.
         """
         if accumulation_steps < 1 or (clip_norm is not None and clip_norm <= 0):
             raise InputError(
@@ -119,7 +119,7 @@ class TokenWeightedModel(_Model):
         }
 
     def compile_from_config(self, config: dict[str, Any]) -> None:
-        """Compiles a model from a file as it was; Keras leaves that to those who override it."""
+        """Compiles a model from a file as before; Keras requires this beside the method above."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built and self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)

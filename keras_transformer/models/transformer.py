@@ -1,7 +1,7 @@
 """The Transformer as an ordinary Keras model (Vaswani et al. 2017, section 3).
 
-`call` trains it, `encode` and `step` decode with it, `attention` and `attentions` show what it
-looked at; all run the same layers. `TransformerModel` has what the Universal Transformer shares.
+`call` trains it, `encode` and `step` decode with it, `attention` and `attentions` show its
+attention; all run the same layers. The Universal Transformer shares `TransformerModel`.
 
 Shapes: B batch, S source length, T target length, W hypotheses a sentence, D model dimension,
 V target vocabulary.
@@ -103,10 +103,11 @@ class TransformerModel(Seq2SeqModel):
     def _encode(
         self, source: Tensor, source_mask: Tensor, offset: Tensor | int, training: bool | None
     ) -> tuple[Tensor, Any]:
-        """Returns the memory [B, S, D] and what else the encoder says of its layers or steps.
+        """Returns the memory [B, S, D], and the attention of the encoder's layers or its steps.
 
         Args:
-            source: ids [B, S]. source_mask: their padding mask.
+            source: ids [B, S].
+            source_mask: their padding mask.
             offset: see `_draw_offset`.
             training: whether dropout is on.
         """
@@ -237,8 +238,10 @@ class Transformer(TransformerModel):
         return layers + super().count_flops(source_length, target_length)
 
     def _encodings(self) -> list[PositionalEncoding]:
-        own = [] if self.config.share_positions else [self.target_positions]
-        return super()._encodings() + [each for each in own if each is not None]
+        encodings = super()._encodings()
+        if self.target_positions not in (None, self.positions):
+            encodings.append(self.target_positions)
+        return encodings
 
     def _embed(
         self, side: str, ids: Tensor, offset: Tensor | int = 0, training: bool | None = None
@@ -268,7 +271,7 @@ class Transformer(TransformerModel):
         training: bool | None,
         scores: bool = False,
     ) -> tuple[Tensor, list[Tensor] | None]:
-        """Returns the memory [B, S, D] and, if asked for, each layer's attention [B, H, S, S]."""
+        """Returns the memory [B, S, D] and, on request, each layer's attention [B, H, S, S]."""
         x = self._embed("source", source, offset, training)
         options = dict(training=training, return_attention_scores=scores)
         memory, weights = with_scores(self.encoder(x, mask=source_mask, **options))
@@ -283,7 +286,7 @@ class Transformer(TransformerModel):
     def _run(
         self, inputs: dict[str, Tensor], training: bool | None, scores: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Returns the decoder's outputs [B, T, D] and, if asked for, `attention_weights`."""
+        """Returns the decoder's outputs [B, T, D] and, on request, `attention_weights`."""
         source, target = self.visible_source(inputs["source"]), inputs["target"]
         source_mask = padding_mask(source)
         offset = self._draw_offset(source, training)
@@ -301,11 +304,11 @@ class Transformer(TransformerModel):
         return x, {"encoder": encoder_weights, "decoder": weights[0], "cross": weights[-1]}
 
 
-# Shared with the Universal Transformer.
+# For the Universal Transformer too.
 
 
 def layer_options(config: TransformerLayersConfig) -> dict[str, Any]:
-    """Returns the options of `TransformerLayer` in a model's configuration."""
+    """Returns the arguments of `TransformerLayer` by a model's configuration."""
     head_dim = config.model_dim // config.num_heads
     return {
         "num_heads": config.num_heads,
@@ -331,7 +334,7 @@ def layer_flops(
     target_length: Any,
     windows: tuple[int | None, int | None] = (None, None),
 ) -> tuple[Any, Any, Any]:
-    """Returns the operations of one encoder layer, of one decoder layer, and of its memory.
+    """Returns the operations of an encoder layer, of a decoder layer, and of its memory.
 
     With H heads, keys K and values U wide, a source token is multiplied by the weights of
     self-attention and feed-forward, H (2K + 2U) D + 2 F D; a target token by as many and by those
@@ -347,17 +350,17 @@ def layer_flops(
     head_dim = config.model_dim // config.num_heads
     widths = (config.key_dim or head_dim) + (config.value_dim or head_dim)
     widths *= config.num_heads  # H (K + U)
-    own = 2 * (widths + config.feed_forward_dim) * config.model_dim
-    across = widths * config.model_dim
-    of_pair = widths * (2 if config.positions == "relative" else 1)
-    of_source, of_target = source_length, target_length  # keys that a query sees
+    token = 2 * (widths + config.feed_forward_dim) * config.model_dim
+    cross = widths * config.model_dim
+    pair = widths * (2 if config.positions == "relative" else 1)
+    source_keys, target_keys = source_length, target_length  # that a query sees
     if windows[0] is not None:
-        of_source = _minimum(source_length, windows[0])
+        source_keys = _minimum(source_length, windows[0])
     if windows[1] is not None:
-        of_target = _minimum(target_length, windows[1] // 2 + 1)
-    encoder = source_length * (own + of_source * of_pair)
-    decoder = target_length * (own + across + of_target * of_pair + source_length * widths)
-    return 2 * encoder, 2 * decoder, 2 * source_length * across
+        target_keys = _minimum(target_length, windows[1] // 2 + 1)
+    encoder = source_length * (token + source_keys * pair)
+    decoder = target_length * (token + cross + target_keys * pair + source_length * widths)
+    return 2 * encoder, 2 * decoder, 2 * source_length * cross
 
 
 def _minimum(length: Any, most: int) -> Any:

@@ -70,8 +70,8 @@ class UniversalTransformer(TransformerModel):
         return self.logits(x)
 
     def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
-        """Returns the attention of target tokens to source tokens, a sum over their steps with the
-        weights that halting gives these.
+        """Returns the attention of target tokens to source tokens: the sum over their steps,
+        weighted by halting.
 
         Args:
             inputs: as in `call`.
@@ -86,8 +86,8 @@ class UniversalTransformer(TransformerModel):
 
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
         _, encoder_steps, decoder_steps = self._run(inputs, training=False)
-        of_target, cross = zip(*decoder_steps.outputs, strict=True)
-        return {"encoder": encoder_steps.outputs, "decoder": list(of_target), "cross": list(cross)}
+        decoder, cross = map(list, zip(*decoder_steps.outputs, strict=True))
+        return {"encoder": encoder_steps.outputs, "decoder": decoder, "cross": cross}
 
     def token_values(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the number of steps of each token and its remainder, see `Halting`.

@@ -46,8 +46,8 @@ class TensorFlowUpdate(keras.Model):
         self, *args: Any, jit_compile: bool | Literal["auto"] = "auto", **kwargs: Any
     ) -> None:
         loss: Any = kwargs.get("loss", args[1] if len(args) > 1 else None)
-        is_cut = self.accumulation_steps > 1 or self.distribute_strategy.num_replicas_in_sync > 1
-        if is_cut and getattr(loss, "reduction", "mean") in ("sum", "none", None):
+        is_split = self.accumulation_steps > 1 or self.distribute_strategy.num_replicas_in_sync > 1
+        if is_split and getattr(loss, "reduction", "mean") in ("sum", "none", None):
             raise InputError(
                 "the parts of a batch are weighted by their real tokens, which needs a loss "
                 f"that is a mean, got the reduction {loss.reduction}; use another one, such as "
@@ -100,7 +100,7 @@ class TensorFlowUpdate(keras.Model):
                 "inputs and the labels"
             )
         if not isinstance(x, dict) or not {"source", "target"} <= x.keys():
-            return data  # the model says how to name its inputs
+            return data  # the error of the model's call names the inputs
         ids = {"source": x["source"], "target": x["target"], "labels": leaves[0]}
         with tf.device("CPU:0"):  # where the batch comes from: a GPU need not wait
             for name, values in ids.items():
@@ -133,7 +133,7 @@ class TensorFlowUpdate(keras.Model):
         size = tf.maximum(-(-rows // self.accumulation_steps), 1)
         parts = -(-rows // size)  # so that no part is empty
 
-        def cut(tensor: Tensor | None) -> Tensor | None:
+        def split(tensor: Tensor | None) -> Tensor | None:
             """Returns [parts, size, ...]: rows of padding, which count nothing, fill the last."""
             if tensor is None:
                 return None
@@ -141,7 +141,7 @@ class TensorFlowUpdate(keras.Model):
             shape = tf.concat([[parts, size], tf.shape(tensor)[1:]], axis=0)
             return tf.reshape(tf.pad(tensor, padding), shape)
 
-        data = keras.tree.map_structure(cut, data)
+        data = keras.tree.map_structure(split, data)
         weights = self.trainable_weights
         is_reached: list[bool] = []
 
@@ -248,7 +248,7 @@ class TensorFlowUpdate(keras.Model):
     # Besides the update
 
     def rehearse(self, data: Any) -> None:
-        """Runs all that XLA compiles for rows of this shape; its results are of no use."""
+        """Compiles the update for this shape by running it; the caller restores the variables."""
         if tf.distribute.has_strategy():
             self._accumulated(data, tf.constant(1.0))
         else:
@@ -358,8 +358,8 @@ def _count_tokens(labels: Tensor) -> Tensor:
 def _is_overwritten(weight: Any) -> bool:
     """Whether the weight's "gradient" is its next value, as for the scales of float8 layers.
 
-    They follow the largest absolute values seen: of parts and replicas the maximum counts, and
-    they are not clipped.
+    These are the largest absolute values so far: parts and replicas are joined by their maximum,
+    without clipping.
     """
     return getattr(weight, "overwrite_with_gradient", False)
 
@@ -373,7 +373,7 @@ def _global_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def _for_keras(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns values of several workers as Keras takes the mean of them: over their first axis."""
+    """Returns values of several workers with a first axis, over which Keras takes the mean."""
     if isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
         return {name: tf.reshape(value, [1]) for name, value in values.items()}
     return values
