@@ -1,15 +1,13 @@
 """Classes that are found by a name, such as tasks; modules of users add theirs."""
 
-from collections.abc import Hashable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from keras_transformer.errors import InputError, NotRegisteredError
 
-Key = TypeVar("Key", bound=Hashable)
-Class = TypeVar("Class", bound=type)
+T = TypeVar("T")
 
 
-def add_class(classes: dict[Key, Class], key: Key, new: Class, what: str) -> None:
+def add_class(classes: dict[Any, type[T]], key: Any, new: type[T], what: str) -> None:
     """Adds a class under a key.
 
     A class of the same module and name replaces the one before, as when a notebook's cell runs
@@ -32,7 +30,7 @@ def add_class(classes: dict[Key, Class], key: Key, new: Class, what: str) -> Non
     classes[key] = new
 
 
-def find_class(classes: dict[str, Class], name: str, kind: str) -> Class:
+def find_class(classes: dict[str, type[T]], name: str, kind: str) -> type[T]:
     """Returns the class of a name; raises `NotRegisteredError` if there is none.
 
     Args:
