@@ -1,36 +1,12 @@
-"""Search for the best translations over a step function; knows nothing else of the model."""
+"""Search for the best translations over a step function; knows nothing else of the model.
+
+The names are in `__init__.pyi`.
+"""
+
+import lazy_loader
 
 from keras_transformer.errors import check_backend
-from keras_transformer.search.beam import beam_search
-from keras_transformer.search.constraints import (
-    BannedPhrases,
-    Constraint,
-    ForbidUnknown,
-    MinLength,
-    NoRepeatNgram,
-    OpenHypotheses,
-    Prefix,
-    RepetitionPenalty,
-    forbid_ids,
-)
-from keras_transformer.search.loop import Hypotheses, kv_cache_capacities
-from keras_transformer.search.sampling import sample, sentence_seeds
 
-__all__ = [
-    "BannedPhrases",
-    "Constraint",
-    "ForbidUnknown",
-    "Hypotheses",
-    "MinLength",
-    "NoRepeatNgram",
-    "OpenHypotheses",
-    "Prefix",
-    "RepetitionPenalty",
-    "beam_search",
-    "forbid_ids",
-    "kv_cache_capacities",
-    "sample",
-    "sentence_seeds",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 check_backend()

@@ -159,7 +159,7 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
     Raises:
         InputError: there is no such run or checkpoint, or the file has no sentences.
     """
-    from keras_transformer.data import read_lines
+    from keras_transformer.files import read_lines
     from keras_transformer.training import RunDirectory
 
     run = RunDirectory(run_dir)
@@ -174,7 +174,7 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
 
 
 def _line_lengths(path: str) -> list[int]:
-    from keras_transformer.data import read_lines
+    from keras_transformer.files import read_lines
 
     lengths = [len(line.split()) for line in read_lines(path) if line.strip()]
     check_not_empty(lengths, path)

@@ -238,7 +238,7 @@ def prepare_corpus(folder: str, data_dir: str | None, vocabulary_size: int) -> s
         print(f"Real batches are skipped: {reason}", file=sys.stderr)
         return None
     common.load_tensorflow()
-    from keras_transformer.data import read_lines
+    from keras_transformer.files import read_lines
     from keras_transformer.text import learn_vocabulary
 
     text = [read_lines(path) for path in paths]

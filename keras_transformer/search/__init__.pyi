@@ -1,0 +1,14 @@
+from .beam import beam_search as beam_search
+from .constraints import BannedPhrases as BannedPhrases
+from .constraints import Constraint as Constraint
+from .constraints import ForbidUnknown as ForbidUnknown
+from .constraints import MinLength as MinLength
+from .constraints import NoRepeatNgram as NoRepeatNgram
+from .constraints import OpenHypotheses as OpenHypotheses
+from .constraints import Prefix as Prefix
+from .constraints import RepetitionPenalty as RepetitionPenalty
+from .constraints import forbid_ids as forbid_ids
+from .loop import Hypotheses as Hypotheses
+from .loop import kv_cache_capacities as kv_cache_capacities
+from .sampling import sample as sample
+from .sampling import sentence_seeds as sentence_seeds
