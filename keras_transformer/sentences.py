@@ -36,6 +36,8 @@ REMARKS = {
     "source_cut": "longer than the model reads (max_source_length); the end is not read",
     "options_ignored": "an option is not kept as it is: the vocabulary lacks characters of the "
     "prefix or a banned phrase, it is too long, or a number is too large",
+    "best_cut": "the translation has as many tokens as it may have (max_extra_length, max_length); "
+    "it had to end",
     "is_cut": "the translation is longer than the model can generate (max_source_length and "
     "max_extra_length together); its end is not scored",
 }

@@ -78,7 +78,7 @@ def _heading(config: type[JsonConfig], name: str) -> str:
         return "Vocabulary"
     if not issubclass(config, ModelConfig):
         return next((text for kind, text in _HEADINGS.items() if issubclass(config, kind)), "")
-    having = [key for key, each in architectures().items() if name in each.__dataclass_fields__]
+    having = [key for key, kind in architectures().items() if name in kind.__dataclass_fields__]
     if len(having) == len(architectures()):
         return "Model"
     return f"Model, architecture {' or '.join(having)}"
@@ -284,8 +284,8 @@ def parse_flags(argv: list[str]) -> list[str]:
         is_empty = flags.FLAGS[name].present and flags.FLAGS[name].value == ""
         if is_empty and name != "compile_cache":  # as in an unset variable; an empty cache is off
             raise InputError(f"--{name} is empty; give it a value, or remove it")
-    flags_here = [flags.FLAGS[name] for name in flags.FLAGS]
-    if missing := [f"--{each.name}" for each in _required if each in flags_here and not each.value]:
+    defined = [flags.FLAGS[name] for name in flags.FLAGS]
+    if missing := [f"--{flag.name}" for flag in _required if flag in defined and not flag.value]:
         raise InputError(f"{' and '.join(missing)} must be given; --help lists the flags")
     return arguments
 

@@ -135,10 +135,8 @@ def load_translator(checkpoints: "Sequence[tuple[RunDirectory, str]]") -> "tuple
     runs = [run for run, _ in checkpoints]
     source, target = runs[0].vocabularies()
     for run in runs[1:]:
-        if [each.fingerprint for each in run.vocabularies()] != [
-            source.fingerprint,
-            target.fingerprint,
-        ]:
+        fingerprints = [vocabulary.fingerprint for vocabulary in run.vocabularies()]
+        if fingerprints != [source.fingerprint, target.fingerprint]:
             raise InputError(
                 f"the vocabularies of {run.path} and {runs[0].path} differ; an ensemble needs runs "
                 "that were trained with the same --vocabulary"
@@ -163,12 +161,14 @@ class LineRemarks:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", SentenceWarning)
             yield
-        for each in caught:
-            if isinstance(each.message, SentenceWarning):
-                numbers = self._lines.setdefault(each.message.remark, set())
-                numbers.update(lines[row] for row in each.message.rows)
+        for warning in caught:
+            message = warning.message
+            if isinstance(message, SentenceWarning):
+                numbers = self._lines.setdefault(message.remark, set())
+                numbers.update(lines[row] for row in message.rows)
             else:
-                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+                place = warning.filename, warning.lineno
+                warnings.warn_explicit(message, warning.category, *place)
 
     def report(self) -> None:
         """Writes a line for each remark to standard error."""

@@ -9,6 +9,7 @@ by chance in the choice of the test sentences. They do not cover the choice of t
 """
 
 import json
+import pathlib
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -72,10 +73,14 @@ def _find_runs(paths: list[str]) -> "Runs":
     from keras_transformer.training import RunDirectory
 
     runs = {}
+    names: dict[tuple[pathlib.Path, str], str] = {}
     for path in paths:
         run, checkpoint = RunDirectory.of_checkpoint(path)
         run.configs()  # raises where there is no run
         runs[path] = run, run.checkpoints().find(checkpoint)
+        first = names.setdefault((run.path.resolve(), runs[path][1]), path)
+        if first != path:
+            raise InputError(f"{path} and {first} are one checkpoint; name different ones")
     return runs
 
 
@@ -150,7 +155,8 @@ def _print_table(records: dict[str, _Record], task: Task) -> None:
                 row.append("-" if p_value is None else f"{p_value:.3f}")
             row.append(f"{record['length_ratio']:.3f}")
         else:
-            row.append(f"{record[task.metric.name]:.4g}")
+            value = record[task.metric.name]
+            row.append("undefined" if value is None else f"{value:.4g}")
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

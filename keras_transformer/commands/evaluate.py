@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
     _reject_unused_flags()
     common.check_model_flags()
     sources = (_TEST_SET.source, _TEST_SET.target, _TEST_SET.file)
-    inputs = [each.value for each in (_RUN_DIR, _MODEL, _ANSWERS, *sources)]
+    inputs = [flag.value for flag in (_RUN_DIR, _MODEL, _ANSWERS, *sources)]
     common.check_outputs([_OUTPUT, _EACH], inputs)
     if _ANSWERS.value:
         evaluated = _read_answers(_ANSWERS.value)

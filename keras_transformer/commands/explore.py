@@ -61,7 +61,7 @@ _MIN_SHARE = 0.15  # of a word's attention; the figure hides weights below it
 
 
 def main(arguments: list[str]) -> None:
-    outputs = [each for each in (_OUTPUT.value, _PNG.value, _BERTVIZ.value) if each]
+    outputs = [path for path in (_OUTPUT.value, _PNG.value, _BERTVIZ.value) if path]
     if all(flag.value is None for flag in (_RUN_DIR, _MODEL, _SAVED_MODEL)):
         raise InputError("give --run_dir, --model or --saved_model")
     if _RUN_DIR.value is not None and _MODEL.value is not None:

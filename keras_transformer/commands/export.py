@@ -129,7 +129,7 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
         _VERSION.value,
         name=_NAME.value,
         sentences=sentences,
-        training=[describe_run(*each) for each in checkpoints],
+        training=[describe_run(*checkpoint) for checkpoint in checkpoints],
         check_timeout=_CHECK_TIMEOUT.value,
     )
     for name, signature in read_model_card(path)["signatures"].items():
@@ -166,7 +166,7 @@ def _version_folder(kind: Literal["CTranslate2", "transformers"]) -> pathlib.Pat
 
 def _xla_lengths() -> tuple[int, ...]:
     try:
-        return tuple(int(each) for each in _XLA_LENGTHS.value or [])
+        return tuple(int(length) for length in _XLA_LENGTHS.value or [])
     except ValueError as error:
         raise InputError("--xla_lengths must be numbers separated by commas, such as 16,32") from (
             error

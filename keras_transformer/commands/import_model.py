@@ -130,7 +130,7 @@ def _summarize(model: "ForeignModel", format_name: str) -> None:
     options = {name: value for name, value in values.items() if value != defaults.get(name)}
     source, target = (vocabulary.size for vocabulary in model.vocabularies)
     print(f"A model of {format_name} with {source:,} source and {target:,} target tokens.")
-    for label, found in (("Model", options), ("Search", model.search)):
-        print(f"{label}: {', '.join(f'{name} {value}' for name, value in found.items())}")
+    for label, settings in (("Model", options), ("Search", model.search)):
+        print(f"{label}: {', '.join(f'{name} {value}' for name, value in settings.items())}")
     for note in model.notes:
         print(note)

@@ -281,7 +281,7 @@ class _Answers:
             for number, (score, alignment) in enumerate(
                 zip(scores, alignments, strict=True), first
             ):
-                columns = [f"{each:.4f}" for each in (score.score, *score.token_scores)]
+                columns = [f"{value:.4f}" for value in (score.score, *score.token_scores)]
                 yield [str(number), *columns, *alignment]
             return
         if self.job.split_sentences:

@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> None:
         _reject_unused_flags(arguments, unused)
     job = line_io.Job(inputs=tuple(arguments), search=search_options, **line_flags)
     files = (_HEADERS_FILE, _ROOT_CERTIFICATES, _CLIENT_CERTIFICATE, _CLIENT_KEY)
-    inputs = [*(each.value for each in files), job.references, job.prefixes, *arguments]
+    inputs = [*(flag.value for flag in files), job.references, job.prefixes, *arguments]
     common.check_outputs([flags.FLAGS["output"]], inputs, are_jobs=True)
     check_options(search_options)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
@@ -140,7 +140,7 @@ def _identity(client: "Client", search: dict[str, Any]) -> dict[str, Any]:
     if _VERSION.value is None:
         states = client.status()
         identity["versions of the model"] = [
-            each.version for each in states if each.state == "AVAILABLE"
+            state.version for state in states if state.state == "AVAILABLE"
         ]
     return identity
 

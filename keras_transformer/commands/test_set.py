@@ -81,12 +81,12 @@ class TestSetFlags(NamedTuple):
     def translate(self, translator: "Translator", sentences: Sequence[str]) -> list[Translation]:
         """Translates sentences of similar length together, the longest first.
 
-        Progress, and which sentences the model did not take as they are, go to standard error.
+        Progress, and which sentences or translations were truncated, go to standard error.
         """
         search = translator.search
         hypotheses = search.num_translations if search.method == "sampling" else search.beam_size
         batch_size = max(1, min(self.batch_size.value, 4 * self.batch_size.value // hypotheses))
-        translator.batch_size = batch_size
+        translator.batch_size, translator.marks_cut_outputs = batch_size, True
         lengths = [len(sentence.encode()) for sentence in sentences]
         batches = batches_by_length(lengths, batch_size * num_cores())  # a core takes a batch
         translations: list[list[Translation]] = []

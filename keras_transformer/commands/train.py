@@ -109,7 +109,9 @@ def _define_model_flags() -> None:
     """Defines a flag for each field that a model of any architecture has."""
     # The help of a field that several have shows the defaults of the first one's presets.
     default = settings.DEFAULT_PRESET
-    for config in sorted(architectures().values(), key=lambda each: default not in each.presets()):
+    for config in sorted(
+        architectures().values(), key=lambda config: default not in config.presets()
+    ):
         names = {name for name in config.__dataclass_fields__ if "vocabulary_size" not in name}
         command_flags.define_flags(config, names - set(flags.FLAGS), config.presets())
 

@@ -367,8 +367,8 @@ def _id_type(vocabulary: Vocabulary) -> str:
 
 def _sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     total: collections.Counter[str] = collections.Counter()
-    for each in counts:
-        total.update(each)
+    for part in counts:
+        total.update(part)
     return dict(total)
 
 

@@ -29,7 +29,13 @@ from keras_transformer.errors import InputError
 from keras_transformer.inference import scores
 from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes, gpu_shapes
-from keras_transformer.inference.generate import option_types, read_options, search_translations
+from keras_transformer.inference.generate import (
+    max_lengths,
+    option_types,
+    read_config,
+    read_options,
+    search_translations,
+)
 from keras_transformer.inference.unknowns import copy_unknowns
 from keras_transformer.search import Hypotheses
 from keras_transformer.tasks import Task
@@ -58,6 +64,10 @@ class Translator(BatchTranslator):
         details: whether the functions of an export return what a `DetailedTranslation` has, too.
         stores_projection: see `with_stored_projection`.
 
+    Attributes:
+        marks_cut_outputs: whether `translate` gives a `SentenceWarning` for translations with as
+            many tokens as they may have, too; exports do not.
+
     Raises:
         InputError: a coverage penalty needs attention, which the model lacks; details cannot be
             combined with XLA.
@@ -67,6 +77,8 @@ class Translator(BatchTranslator):
         >>> translator.translate("two hundred").text
         'zweihundert'
     """
+
+    marks_cut_outputs: bool = False
 
     def __init__(
         self,
@@ -109,7 +121,7 @@ class Translator(BatchTranslator):
                 lambda value: tf.Variable(value, trainable=False, name="projection"),
                 model.encode(tf.constant([[EOS_ID]])).projection,
             )
-        self._traced: dict[tuple[str, bool], Any] = {}
+        self._traced: dict[tuple[str, bool, bool], Any] = {}
 
     def with_stored_projection(self) -> "Translator":
         """Returns the translator to export: it stores the matrix of the logits.
@@ -148,9 +160,10 @@ class Translator(BatchTranslator):
         details = self.details if details is None else details
         if name not in self.signature_names:
             raise KeyError(name)
-        if (name, details) not in self._traced:
-            self._traced[name, details] = self._trace(name, details)
-        return self._traced[name, details]
+        key = name, details, self.marks_cut_outputs
+        if key not in self._traced:
+            self._traced[key] = self._trace(name, details)
+        return self._traced[key]
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -241,6 +254,9 @@ class Translator(BatchTranslator):
         if self.task is not None:
             translations = self.task.finish(translations, text)
         is_blank = (lengths == 0)[:, None]  # [B, 1]
+        if self.marks_cut_outputs:
+            is_cut = self._is_cut(hypotheses, tf.minimum(lengths, limit), options)
+            answer["best_cut"] = (is_cut & ~is_blank)[:, 0]
         translations = tf.where(is_blank, "", translations)
         lists = {"translations": translations, "scores": _scores(hypotheses, is_blank)}
         if details:
@@ -303,6 +319,14 @@ class Translator(BatchTranslator):
             else None,
             details=details,
         )
+
+    def _is_cut(
+        self, hypotheses: Hypotheses, lengths: Tensor, options: Mapping[str, Tensor] | None
+    ) -> Tensor:
+        """Returns which translations of sources of `lengths` had to end, bool [B, N]."""
+        settings = read_config(self.search, self.target_tokenizer.vocabulary) | dict(options or {})
+        longest = max_lengths(settings, tf.cast(lengths, tf.int32))
+        return hypotheses.lengths > longest[:, None]  # which count EOS
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
         *ids, is_cut = self._read_pair(source, target)

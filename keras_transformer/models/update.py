@@ -374,6 +374,8 @@ def _global_norm(gradients: list[Tensor]) -> Tensor:
 
 def _for_keras(values: dict[str, Tensor]) -> dict[str, Tensor]:
     """Returns values of several workers with a first axis, over which Keras takes the mean."""
-    if isinstance(tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy):
+    strategy = tf.distribute.get_strategy()
+    is_multi_worker = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    if is_multi_worker and strategy.extended._in_multi_worker_mode():  # Keras's own condition
         return {name: tf.reshape(value, [1]) for name, value in values.items()}
     return values

@@ -76,9 +76,9 @@ class PronunciationTask(Task):
         parts = {"train": (2 * share, 1.0), "validation": (0.0, share), "test": (share, 2 * share)}
         check_choice("split", split, tuple(parts))
         dictionaries = [
-            dataclasses.replace(each, part=parts[split])
-            for each in super().pair_sources(data, "train")
-            if isinstance(each, PronunciationDictionary)
+            dataclasses.replace(dictionary, part=parts[split])
+            for dictionary in super().pair_sources(data, "train")
+            if isinstance(dictionary, PronunciationDictionary)
         ]
         if split == "train":
             return [*dictionaries]
@@ -239,7 +239,10 @@ class _JoinedDictionaries:
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"kind": "joined", "sources": [each.identity for each in self.dictionaries]}
+        return {
+            "kind": "joined",
+            "sources": [dictionary.identity for dictionary in self.dictionaries],
+        }
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         return itertools.chain.from_iterable(self.dictionaries)

@@ -2,8 +2,8 @@
 
 import abc
 import dataclasses
+import functools
 import hashlib
-import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,7 +169,7 @@ class Task(JsonConfig, abc.ABC):
             return [FilePair(*pair) for pair in pairs]
         if both is not None:
             return [self.read_file(path) for path in split_list(both)]
-        return [each for each in sets[:1] if not is_dev or each.has_split()]
+        return [dataset for dataset in sets[:1] if not is_dev or dataset.has_split()]
 
     def train_sources(self, data: DataConfig) -> "list[PairSource]":
         """Returns the sources of the training pairs, their targets as `target_text` writes them.
@@ -177,10 +177,11 @@ class Task(JsonConfig, abc.ABC):
         Args:
             data: names files and data sets.
         """
-        sources = self.pair_sources(data, "train")
-        if type(self).target_text is Task.target_text:
-            return sources
-        return [_LearnedPairs(each, self) for each in sources]
+        is_changed = type(self).target_text is not Task.target_text
+        return [
+            _LearnedPairs(pairs, self) if is_changed or not _is_of_package(pairs) else pairs
+            for pairs in self.pair_sources(data, "train")
+        ]
 
     def read_file(self, path: Path) -> "PairSource":
         """Returns the pairs of a file with both sides; by default source, tab, target."""
@@ -369,12 +370,14 @@ def share_equal(outputs: Sequence[str], references: Sequence[str]) -> float:
     return sum(output == reference for output, reference in pairs) / len(outputs)
 
 
-_DIGESTED_PAIRS = 100_000  # takes seconds; the largest corpora of tasks have not many more
-
-
 @dataclasses.dataclass(frozen=True)
 class _LearnedPairs:
-    """Pairs of a source text and the text that a model learns to generate for it."""
+    """Pairs of a source text and the text that a model learns to generate for it.
+
+    Their identity has a digest of the text itself, since it follows from code that may change: the
+    task's `target_text`, or a reader of another package. To make it takes one pass over the text,
+    for a million parse trees a minute.
+    """
 
     pairs: "PairSource"
     task: Task
@@ -384,17 +387,28 @@ class _LearnedPairs:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """That of the pairs, the task, and a digest of what its code makes of many references."""
+        """That of the pairs, the task, and the digest."""
         identity = self.pairs.identity  # first: it raises for a pipe, which the digest would read
-        digest = hashlib.sha256()
-        for _, text in itertools.islice(self, _DIGESTED_PAIRS):
-            digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
         task = {"name": self.task.name} | self.task.to_dict()
-        return identity | {"task": task, "targets": digest.hexdigest()[:16]}
+        return identity | {"task": task, "targets": self._digest}
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for source, target in self:
+            texts = (target,) if _is_of_package(self.pairs) else (source, target)
+            for text in texts:
+                digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
+        return digest.hexdigest()[:16]
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for source, reference in self.pairs:
             yield source, self.task.target_text(reference)
+
+
+def _is_of_package(pairs: "PairSource") -> bool:
+    """Whether the package reads the pairs, so that their identity covers their text."""
+    return type(pairs).__module__.startswith(f"{__package__.partition('.')[0]}.")
 
 
 AnyTask = TypeVar("AnyTask", bound=type[Task])

@@ -75,10 +75,15 @@ class TranslationTask(Task):
     def intervals(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> dict[str, dict[str, float]]:
-        """Returns the 95 % interval of "bleu", by sacreBLEU's bootstrap of 1,000 samples."""
+        """Returns the 95 % interval of "bleu", by sacreBLEU's bootstrap of 1,000 samples.
+
+        An undefined one has none.
+        """
         references = self.postprocess(references, sources)
         bleu, _ = self._bleu_and_chrf()
         result = bleu.corpus_score(outputs, [references], n_bootstrap=1000)
+        if not result.totals[-1]:
+            return {}
         mean, half_width = result._mean, result._ci
         return {"bleu": {"low": mean - half_width, "high": mean + half_width}}
 
@@ -99,10 +104,12 @@ class TranslationTask(Task):
 
         "bleu_p" and "chrf_p" are the p-values of the difference from the first system, None for
         that itself; "bleu_interval" and "chrf_interval" are half of the 95 % confidence intervals.
+        Where "bleu" is undefined, so are both.
         """
         from sacrebleu.significance import PairedTest
 
         results = super().compare(systems, references, sources)
+        first = next(iter(results.values()))
         joined = [self.postprocess(references, sources)]
         bleu, chrf = self._bleu_and_chrf()
         test = PairedTest(list(systems.items()), {"bleu": bleu, "chrf": chrf}, joined, "bs")
@@ -110,9 +117,15 @@ class TranslationTask(Task):
         for name, label in zip(("bleu", "chrf"), signatures, strict=True):
             tested: list[Any] = scores[label]
             for system, result in zip(systems, tested, strict=True):
-                results[system] |= {
-                    f"{name}_interval": float(result.ci),
-                    f"{name}_p": None if result.p_value is None else float(result.p_value),
+                values = results[system]
+                p_value = None if result.p_value is None else float(result.p_value)
+                if values is not first and values[name] == first[name]:
+                    p_value = 1.0  # sacreBLEU gives 0.001 for no difference
+                if None in (values[name], first[name]):
+                    p_value = None
+                values |= {
+                    f"{name}_interval": None if values[name] is None else float(result.ci),
+                    f"{name}_p": p_value,
                     f"{name}_signature": str(signatures[label]),
                 }
         return results

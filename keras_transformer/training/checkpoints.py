@@ -388,7 +388,7 @@ class Checkpoints:
         for key, _ in stored:
             group, _, rest = key.partition("/")
             variable = rest.partition("/")[0]
-            names[group].add(re.sub(r"\.(.)", lambda found: found[1].replace("S", "/"), variable))
+            names[group].add(re.sub(r"\.(.)", lambda match: match[1].replace("S", "/"), variable))
         return names
 
     def _check(self, name: str) -> None:

@@ -81,7 +81,7 @@ def auto_precision() -> str:
     if not gpus:
         return "mixed_bfloat16" if has_bfloat16() else "float32"
     details = map(tf.config.experimental.get_device_details, gpus)
-    major, _ = min(each.get("compute_capability", (0, 0)) for each in details)
+    major, _ = min(gpu.get("compute_capability", (0, 0)) for gpu in details)
     return "mixed_bfloat16" if major >= 8 else "mixed_float16" if major == 7 else "float32"
 
 
@@ -155,7 +155,7 @@ def distributed(
         batches = make_batches(corpus, shard=shard, replicas=replicas, **options)
         for inputs, labels in batches:
             rows = len(labels) // devices
-            for share in (slice(rows * each, rows * (each + 1)) for each in range(devices)):
+            for share in (slice(rows * device, rows * (device + 1)) for device in range(devices)):
                 yield {side: ids[share] for side, ids in inputs.items()}, labels[share]
 
     dataset = to_dataset(shares)

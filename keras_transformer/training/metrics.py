@@ -28,6 +28,7 @@ import math
 import pathlib
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -202,7 +203,8 @@ class MetricsFile:
     """Appends rows to metrics.jsonl, one JSON object per line, from a step of the run on.
 
     Rows beyond that step, which a killed process wrote after its last checkpoint, are dropped, as
-    is a line that was cut short: the run writes them again.
+    is a line that was cut short: the run writes them again. Warns if the row of the step is
+    missing, and with it the tokens and FLOPs so far.
 
     Args:
         path: the file; made by the first row.
@@ -223,6 +225,13 @@ class MetricsFile:
             if row["step"] > step:
                 break
             self.last, end = row, row_end
+        last_step = self.last["step"] if self.last else 0
+        if last_step < step:
+            message = (
+                f"{path} lacks the rows after step {last_step:,.0f}: time, tokens and FLOPs of the "
+                f"run will be those without the updates up to step {step:,}"
+            )
+            warnings.warn(message, stacklevel=2)
         try:
             if path.exists() and path.stat().st_size > end:
                 with path.open("r+b") as file:
@@ -342,10 +351,10 @@ class TensorBoardLog:
 
     def write(self, row: Row) -> None:
         """Writes one row; its values of the dev set go to the run "dev"."""
-        of_dev = dev_values(row)
-        dev = {name.removeprefix("val_"): value for name, value in of_dev.items()}
+        dev_row = dev_values(row)
+        dev = {name.removeprefix("val_"): value for name, value in dev_row.items()}
         # TensorBoard's x-axes show steps and seconds already.
-        train = {name: row[name] for name in row.keys() - of_dev.keys() - {"step", "seconds"}}
+        train = {name: row[name] for name in row.keys() - dev_row.keys() - {"step", "seconds"}}
         try:
             self._write("train", train, row["step"])
             self._write("dev", dev, row["step"])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
@@ -104,29 +105,44 @@ def tokenize(
 def with_room_for_targets(
     configs: RunConfigs, corpus: TokenizedCorpus, say: Callable[[str], None]
 ) -> RunConfigs:
-    """Returns settings whose search can generate all but the longest of the training targets.
+    """Returns settings whose search takes all but the longest of the training pairs.
 
     A target of characters, for example, has far more tokens than its source of words.
 
     Args:
         configs: of the run.
         corpus: the text that it trains on.
-        say: receives a line where the limit is raised.
+        say: receives a line for each limit that is raised.
     """
     search = configs.search_config()
     source, target = corpus.lengths(slice(None, None, -(-len(corpus) // _MEASURED_PAIRS)))
-    extra = target - np.minimum(source, search.max_source_length + 1)  # both count EOS
-    share = np.mean(extra > search.max_extra_length)
-    if share <= _BEYOND_SHARE:
-        return configs
-    longest = int(np.quantile(extra, 1 - _BEYOND_SHARE, method="higher"))
-    limit = min(-(-longest // 10) * 10, MAX_TOKENS)
-    say(
-        f"{share:.1%} of the training targets have over {search.max_extra_length} tokens more than "
-        f"their sources, the default limit of a search: the run searches with "
-        f"max_extra_length={limit}."
+
+    def limit(name: str, tokens: npt.NDArray[np.int64], what: str) -> int:
+        limit: int = getattr(search, name)
+        share = np.mean(tokens > limit)
+        if share <= _BEYOND_SHARE:
+            return limit
+        longest = int(np.quantile(tokens, 1 - _BEYOND_SHARE, method="higher"))
+        higher = min(-(-longest // 10) * 10, MAX_TOKENS)
+        say(
+            f"{share:.1%} of the training {what}, the default limit of a search: the run searches "
+            f"with {name}={higher}."
+        )
+        return higher
+
+    max_source = limit(
+        "max_source_length",
+        source - 1,  # without EOS
+        f"sources have over {search.max_source_length} tokens",
     )
-    return configs._replace(search={**configs.search, "max_extra_length": limit})
+    max_extra = limit(
+        "max_extra_length",
+        target - np.minimum(source, max_source + 1),
+        f"targets have over {search.max_extra_length} tokens more than their sources",
+    )
+    limits = {"max_source_length": max_source, "max_extra_length": max_extra}
+    changed = {name: value for name, value in limits.items() if value != getattr(search, name)}
+    return configs._replace(search={**configs.search, **changed})
 
 
 def subword_samplers(

@@ -217,7 +217,7 @@ class RunDirectory:
         if start is not None:
             self.checkpoints().save_weights(start, START)
         configs = configs._replace(training=self.resolved(configs.training))
-        self._write_config(configs, fingerprints)
+        self._write_config(configs.to_dict() | {"vocabularies": fingerprints})
 
     def resolved(self, training: TrainingConfig) -> TrainingConfig:
         """Returns a configuration with the precision that "auto" means for this run.
@@ -273,7 +273,7 @@ class RunDirectory:
             checkpoints = self.checkpoints()
             if before != after and checkpoints.to_average(*after):
                 checkpoints.drop(AVERAGE)  # made again when the run comes to its end
-            self._write_config(changed, self._fingerprints(), self.trained_with)
+            self._update_config(**changed.to_dict())
 
     def change(self, **options: Any) -> None:
         """Changes settings of the run by name; raises as `continue_with` does.
@@ -295,7 +295,7 @@ class RunDirectory:
     def keep_trained_with(self, **values: Any) -> None:
         """Stores what `trained_with` returns from now on."""
         if values != self.trained_with:
-            self._write_config(self.configs(), self._fingerprints(), values)
+            self._update_config(trained_with=values)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -404,6 +404,8 @@ class RunDirectory:
 
     def corpus(
         self,
+        configs: RunConfigs | None = None,
+        vocabularies: tuple[Vocabulary, Vocabulary] | None = None,
         *,
         cache_dir: Path | None = None,
         beam_options: str | None = None,
@@ -412,32 +414,16 @@ class RunDirectory:
         """Returns the text that the run trains on, from its token cache or tokenized now.
 
         Args:
+            configs, vocabularies: of a run that is being created; None means those of this one.
             cache_dir: folder for the tokenized text, which runs may share; None means one in the
                 run directory.
             beam_options: of an Apache Beam pipeline that tokenizes; None means no pipeline.
             say: receives lines about the progress.
         """
-        return self.tokenize(
-            self.configs(),
-            self.vocabularies(),
-            cache_dir=cache_dir,
-            beam_options=beam_options,
-            say=say,
-        )
-
-    def tokenize(
-        self,
-        configs: RunConfigs,
-        vocabularies: tuple[Vocabulary, Vocabulary],
-        *,
-        cache_dir: Path | None = None,
-        beam_options: str | None = None,
-        say: Say = lambda line: None,
-    ) -> TokenizedCorpus:
-        """Returns the text of configurations, as `corpus` does for a run that exists."""
+        configs = configs or self.configs()
         corpus = training_corpus(
             configs.corpora,
-            vocabularies,
+            vocabularies or self.vocabularies(),
             self.path / "tokens" if cache_dir is None else local_path(cache_dir),
             lambda pairs: say(f"Tokenizing: {pairs:,} pairs ..."),
             keep_others=cache_dir is not None,
@@ -461,15 +447,12 @@ class RunDirectory:
             names = [self._source_path.name, self._target_path.name]
             return {name: stored[name] for name in names[: max(1, len(stored))]}
 
-    def _write_config(
-        self,
-        configs: RunConfigs,
-        fingerprints: Mapping[str, str],
-        trained_with: Mapping[str, Any] | None = None,
-    ) -> None:
-        values = configs.to_dict() | {"vocabularies": fingerprints}
-        if trained_with:
-            values["trained_with"] = dict(trained_with)
+    def _update_config(self, **values: Any) -> None:
+        with self._config() as before:
+            after = before | values
+        self._write_config(after)
+
+    def _write_config(self, values: Mapping[str, Any]) -> None:
         with self._writing():
             write_atomically(self._config_path, json.dumps(values, indent=2) + "\n")
 
@@ -556,8 +539,10 @@ def create_run(
         else:
             say("Preparing the vocabulary ...")
             vocabularies = make_vocabularies(configs.corpora, configs.task, say)
-            configs = configs.with_vocabulary_sizes(*(each.size for each in vocabularies))
-        corpus = run.tokenize(configs, vocabularies, say=say, **options)
+            configs = configs.with_vocabulary_sizes(
+                *(vocabulary.size for vocabulary in vocabularies)
+            )
+        corpus = run.corpus(configs, vocabularies, say=say, **options)
         configs = with_room_for_targets(configs, corpus, say)
         run.write(configs, *vocabularies, start)
     return corpus

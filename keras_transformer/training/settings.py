@@ -142,7 +142,9 @@ class RunConfigs(NamedTuple):
 def _are_same(name: str, value: Any, before: Any) -> bool:
     """Whether two values of a setting are equal; paths are if they lead to the same files."""
     if name in DataConfig.fields_with(is_path=True) and value and before:
-        value, before = (list(map(os.path.realpath, split_list(each))) for each in (value, before))
+        value, before = (
+            list(map(os.path.realpath, split_list(paths))) for paths in (value, before)
+        )
     return bool(value == before)
 
 
@@ -386,8 +388,8 @@ def _check_options_of(config: type[ModelConfig], options: Options) -> None:
     """Raises `InputError` for an option that only other architectures have."""
     for name in _given_model(options):
         if name not in config.fields_with():
-            others = [each for each in architectures().values() if name in each.fields_with()]
-            names = " and ".join(each.architecture for each in others)
+            others = [kind for kind in architectures().values() if name in kind.fields_with()]
+            names = " and ".join(kind.architecture for kind in others)
             raise InputError(
                 f"--{name} is a setting of architecture {names}, and this run's is "
                 f"{config.architecture}; remove it, or give a new run another --architecture"

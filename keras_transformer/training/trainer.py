@@ -409,4 +409,4 @@ class Trainer:
     def _sum_metrics(self) -> dict[str, tf.Tensor]:
         """Returns the metrics of several replicas, which each update would have to wait for."""
         local = self.strategy.experimental_local_results
-        return {name: local(each)[0] for name, each in self._summed_metrics().items()}
+        return {name: local(values)[0] for name, values in self._summed_metrics().items()}

@@ -57,6 +57,8 @@ def test_runs_that_cannot_be_compared_are_reported(
     monkeypatch.setattr(BatchTranslator, "translate", None)  # rejected before
     refused(compare(run_dir), "name two or more different runs")
     refused(compare(run_dir, run_dir), "name two or more different runs")
+    average = f"{run_dir}/checkpoints/average"
+    refused(compare(run_dir, average), f"{average} and {run_dir} are one checkpoint; name")
     refused(compare(run_dir, tmp_path), "no training run in")
     other = shutil.copytree(run_dir, tmp_path / "other")
     config = json.loads((other / "config.json").read_text())

@@ -47,6 +47,16 @@ def test_control_characters_and_long_lines(evaluate, monkeypatch, tmp_path):
     assert (tmp_path / "each").read_text().count("\n") == 1 + 12
 
 
+def test_outputs_that_had_to_end_are_reported(evaluate, translate, texts):
+    rows = translate("--max_length=2", "--details", f"{texts}/test.en").out.splitlines()
+    cut = [line for line, row in enumerate(rows, start=1) if json.loads(row)["output_cut"]]
+    assert 3 < len(cut) < 12
+    shown = ", ".join(map(str, cut[:3]))
+    reason = "the translation has as many tokens as it may have (max_extra_length, max_length)"
+    assert f"{len(cut)} lines ({shown}, ...): {reason}" in evaluate("--max_length=2").err
+    assert evaluate("--max_extra_length=1").err == ""
+
+
 def test_wide_beams_have_smaller_batches_and_progress_is_shown(evaluate, monkeypatch):
     sizes = []
     monkeypatch.setattr(host, "num_cores", lambda: 2)

@@ -386,3 +386,12 @@ def test_float8_scales_are_neither_clipped_nor_summed():
         np.testing.assert_allclose(in_parts[name], plain[name], rtol=1e-3)
         first = "encoder/layer_0/self_attention/query_key_value" in name
         np.testing.assert_allclose(clipped[name], plain[name], rtol=0.05 if first else 0.5)
+
+
+def test_metrics_of_a_single_worker_are_numbers():
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # of the only process
+    with strategy.scope():
+        model = Transformer(CONFIG)
+        model.compile("sgd", SmoothedCrossEntropy(), metrics=[TokenAccuracy()])
+    values = model.test_on_batch(INPUTS, LABELS, return_dict=True)
+    assert [np.shape(values[name]) for name in ("loss", "accuracy")] == [(), ()]

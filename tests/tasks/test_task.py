@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
-from keras_transformer.files import iterate_lines
+from keras_transformer.files import PairFile, iterate_lines
 from keras_transformer.inference import Translator
 from keras_transformer.models import build_model
 from keras_transformer.search import Constraint
@@ -185,6 +185,44 @@ def test_tokens_are_those_of_the_task_and_its_code(tmp_path):
     assert targets("first", lambda task, text: text) == ["c d"]
     assert targets("second", lambda task, text: text[::-1]) == ["d c"]
     assert targets("second", lambda task, text: text[0]) == ["c"]  # corrected
+
+
+def test_identity_of_a_text_notices_a_correction_of_its_last_target(tmp_path):
+    count = 100_001
+    (tmp_path / "text").write_text("".join(f"a\t{number}\n" for number in range(count)))
+    data = DataConfig(train_file=str(tmp_path / "text"))
+
+    def identity(last):
+        class Corrected(Reversal):
+            pair_sources = Task.pair_sources
+
+            def target_text(self, reference):
+                return last if int(reference) == count - 1 else reference
+
+        return Corrected().train_sources(data)[0].identity
+
+    assert identity("x") == identity("x") != identity("y")
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_identity_of_a_text_notices_a_correction_of_its_reader(tmp_path, side):
+    (tmp_path / "text").write_text("a\tb\n")
+    data = DataConfig(train_file=str(tmp_path / "text"))
+
+    def identity(text):
+        class Reader(PairFile):
+            kind = "own"
+
+            def __iter__(self):
+                yield (text, "b") if side == 0 else ("a", text)
+
+        class Corrected(Reversal):
+            pair_sources = Task.pair_sources
+            read_file = Reader
+
+        return Corrected().train_sources(data)[0].identity
+
+    assert identity("x") == identity("x") != identity("y")
 
 
 def test_undefined_metric_is_never_best():

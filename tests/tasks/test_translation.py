@@ -33,6 +33,26 @@ def test_interval_of_bleu_holds_the_score():
     assert 0 < interval["low"] < bleu < interval["high"] < 100
 
 
+def test_systems_that_do_not_differ_have_p_one():
+    references = ["a b c d e", "the dog sleeps in the grass"] * 10
+    better = ["a b c d x", "the dog sleeps in the grass"] * 10
+    systems = {"first": better, "same": list(better), "worse": ["a b x d e", "the dog"] * 10}
+    first, same, worse = TranslationTask().compare(systems, references, references).values()
+    for name in ("bleu_p", "chrf_p"):
+        assert (first[name], same[name]) == (None, 1.0)
+        assert worse[name] < 0.05
+
+
+def test_undefined_bleu_has_neither_p_nor_interval():
+    systems, references = {"short": ["a", "b"], "long": ["a b c d", "b"]}, ["a b c d", "b"]
+    for names in (("short", "long"), ("long", "short")):
+        ordered = {name: systems[name] for name in names}
+        results = TranslationTask().compare(ordered, references, references)
+        assert results["short"]["bleu_interval"] is None
+        assert [results[name]["bleu_p"] for name in names] == [None, None]
+    assert TranslationTask().intervals(systems["short"], references, references) == {}
+
+
 def test_bleu_lowercase_ignores_case():
     translation, reference = ["A Man Rides A Horse"], ["a man rides a horse"]
     assert evaluate(translation, reference)["bleu"] < 50

@@ -180,6 +180,17 @@ def test_rows_beyond_resumed_step_and_cut_lines_are_dropped(path, ending, step, 
     assert [row["step"] for row in read_metrics(path)] == [*left, 500]
 
 
+def test_missing_rows_of_a_resumed_run_are_reported(path, recwarn):
+    path.write_text('{"step": 100}\n{"step": 200}\n')
+    MetricsFile(path, 200)
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="lacks the rows after step 200: time, tokens and FLOPs"):
+        MetricsFile(path, 300)
+    path.unlink()
+    with pytest.warns(UserWarning, match="lacks the rows after step 0: "):
+        MetricsFile(path, 300)
+
+
 @pytest.mark.parametrize("line", ["nonsense", '{"loss": 1}', '"step"'])
 def test_damaged_line_is_reported(path, line):
     path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')

@@ -108,6 +108,16 @@ def test_search_has_room_for_the_targets_of_the_text(tmp_path):
     assert short.configs().search == {}
 
 
+def test_search_reads_sources_as_long_as_those_of_the_text(tmp_path):
+    (tmp_path / "characters").write_text("".join("b" * size + "\n" for size in range(571, 601)))
+    (tmp_path / "words").write_text("ein Wort\n" * 30)
+    run = RunDirectory.create(
+        tmp_path / "run", train=(tmp_path / "characters", tmp_path / "words"),
+        vocabulary_size=20, source_level="char", target_level="word", max_length=700,
+    )  # fmt: skip
+    assert run.configs().search == {"max_source_length": 610}  # 601 with the word's beginning
+
+
 def test_settings_are_unset_with_none(tmp_path):
     run = tiny_run.create(tmp_path, stop_metric="bleu", average_best=1)
     run.change(stop_metric=None, average_best=None)

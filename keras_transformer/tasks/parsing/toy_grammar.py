@@ -95,16 +95,16 @@ class ToyGrammar(tfds.core.GeneratorBasedBuilder):
 def sentences_of_split(split: str) -> list[tuple[str, str]]:
     """Returns the sentences of "train", "validation" or "test", each with its tree."""
     generator = random.Random(0)
-    found: dict[str, str] = {}
+    trees: dict[str, str] = {}
     for name, count in _SPLITS.items():
-        earlier = len(found)
-        while len(found) < earlier + count:
+        earlier = len(trees)
+        while len(trees) < earlier + count:
             root = "ROOT/SQ" if generator.random() < 0.1 else "ROOT/S"
             words: list[str] = []
             tree = _expand(root, generator, words, 0)
-            found.setdefault(" ".join(words), tree)
+            trees.setdefault(" ".join(words), tree)
         if name == split:
-            return list(found.items())[earlier:]
+            return list(trees.items())[earlier:]
     raise ValueError(f"split must be one of {', '.join(_SPLITS)}, got {split!r}")
 
 
@@ -116,5 +116,5 @@ def _expand(symbol: str, generator: random.Random, words: list[str], depth: int)
         return f"({tag} {words[-1]})"
     rules = _RULES[symbol][: 1 if depth > _MAX_DEPTH else None]
     (rule,) = generator.choices(rules, [rule.weight for rule in rules])
-    inside = [_expand(each, generator, words, depth + 1) for each in rule.symbols.split()]
+    inside = [_expand(symbol, generator, words, depth + 1) for symbol in rule.symbols.split()]
     return f"({symbol.rpartition('/')[2]} {' '.join(inside)})"
