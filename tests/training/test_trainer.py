@@ -1,6 +1,5 @@
 """A tiny run: it learns, and interruptions leave no trace in its weights; what ends it early."""
 
-import functools
 import itertools
 import json
 import os
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_run
+from helpers import cluster
 from tiny_run import assert_same_checkpoint, contents, copy_of
 
 from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
@@ -117,31 +117,28 @@ def test_finished_run_only_makes_another_average(undisturbed, tmp_path):
 # Interruptions
 
 
-def train_until(run: RunDirectory, batches: int, name: str) -> subprocess.CompletedProcess:
-    """Trains in another process, which sends itself a signal after so many batches."""
-    return subprocess.run(
-        [sys.executable, tiny_run.__file__, str(run.path), str(batches), name],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        # A shell lets its background jobs ignore Ctrl-C, and pytest may be one.
-        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises: a shell lets its background jobs ignore it, and pytest may be one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow
-def test_killed_and_stopped_run_ends_with_same_weights(undisturbed, tmp_path):
+def test_killed_and_stopped_run_ends_with_same_weights(undisturbed, ctrl_c, tmp_path):
     run = tiny_run.create(tmp_path / "run", **LIVELY)
-    killed = train_until(run, 6, "SIGKILL")
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed = subprocess.run(
+        [sys.executable, tiny_run.__file__, str(run.path), "6"],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert killed.returncode == -signal.SIGKILL
     assert run.checkpoints().steps() == [4]
     assert_same_checkpoint(undisturbed[0], run, "step-4")
-    stopped = train_until(run, 6, "SIGTERM")
-    assert (stopped.returncode, stopped.stdout) == (0, "SIGTERM 6\n"), stopped.stderr
-    assert run.checkpoints().steps() == [4, 6]
-    stopped = train_until(run, 11, "SIGINT")
-    assert (stopped.returncode, stopped.stdout) == (0, "SIGINT 11\n"), stopped.stderr
-    assert run.checkpoints().steps() == [4, 8, 11]
+    for name, batches, steps in (("SIGTERM", 6, [4, 6]), ("SIGINT", 11, [4, 8, 11])):
+        stopped = tiny_run.train_until_killed(run.path, batches, name)
+        assert (stopped.signal.name, stopped.step) == (name, batches)
+        assert run.checkpoints().steps() == steps
     train(run, tiny_run.corpus(), DEV, show=False)
     assert run.checkpoints().steps() == [4, 8, 12]
     for name in ("step-8", "step-12", "average"):
@@ -160,32 +157,32 @@ def test_resumed_run_is_exact_and_can_be_extended(undisturbed, tmp_path):
     assert list((run.path / "tensorboard").rglob("events.out.tfevents.*"))
 
 
-@pytest.mark.slow
-def test_resumed_run_keeps_its_number_of_shapes(undisturbed, tmp_path, monkeypatch, capsys):
-    run, _ = undisturbed
-    copy = copy_of(run, tmp_path / "copy", until_step=8)
-    assert copy.trained_with == {"max_shapes": MAX_SHAPES}
-    assert tiny_run.create(tmp_path / "new").trained_with == {}
+@pytest.fixture
+def resumed(undisturbed, tmp_path) -> RunDirectory:
+    return copy_of(undisturbed[0], tmp_path / "copy", until_step=8)
+
+
+def test_run_that_began_without_xla_keeps_its_shapes_with_it(resumed, monkeypatch, capsys):
     shapes = BatchPlan(tiny_run.corpus(), batch_tokens=64).shapes
     monkeypatch.setattr(trainer, "MAX_COMPILED_SHAPES", 1)
     compiles = mock.Mock(side_effect=InputError("no XLA here"))
     monkeypatch.setattr(trainer, "compile_shapes", compiles)
     with pytest.raises(InputError, match="no XLA here"):
-        train(copy, tiny_run.corpus(), DEV, jit_compile=True)
+        train(resumed, tiny_run.corpus(), DEV, jit_compile=True)
     assert compiles.call_args.args[1] == shapes
     line = f"The run began without XLA, with {len(shapes)} shapes of batches: XLA now compiles "
     assert f"{line}a program for each, not for 1.\n" in capsys.readouterr().out
 
-    copy.change(log_steps=5)
+
+@pytest.mark.slow
+def test_resumed_run_keeps_its_number_of_shapes(undisturbed, resumed, monkeypatch):
+    assert resumed.trained_with == {"max_shapes": MAX_SHAPES}
     monkeypatch.setattr(trainer, "MAX_SHAPES", 1)
-    train(copy, tiny_run.corpus(), DEV, show=False)
-    assert_same_checkpoint(run, copy, "step-12")
-    (copy.path / "checkpoints" / "step-12.index").unlink()
-    values = json.loads((copy.path / "config.json").read_text())
-    assert values.pop("trained_with") == {"max_shapes": MAX_SHAPES}
-    (copy.path / "config.json").write_text(json.dumps(values))  # as earlier versions wrote it
-    train(copy, tiny_run.corpus(), DEV, show=False)
-    assert copy.trained_with == {"max_shapes": 1}
+    resumed.change(log_steps=5)
+    train(resumed, tiny_run.corpus(), DEV, show=False)
+    assert_same_checkpoint(undisturbed[0], resumed, "step-12")
+    values = json.loads((resumed.path / "config.json").read_text())
+    assert values["trained_with"] == {"max_shapes": MAX_SHAPES}
 
 
 def test_float16_overflows_count_as_steps_and_resume_exactly(tmp_path, monkeypatch):
@@ -282,10 +279,9 @@ def test_dev_loss_of_start_weights_is_logged(create, start):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ema_decay", [None, 0.5])
-def test_lora_run_merges_its_matrices_and_resumes_exactly(create, start, tmp_path, ema_decay):
+def test_lora_run_merges_its_matrices_and_resumes_exactly(create, start, tmp_path):
     options = {"checkpoint_steps": 1, "keep_checkpoints": 2, "average_last": 1}
-    run = create(lora_rank=2, ema_decay=ema_decay, precision="mixed_bfloat16", **options)
+    run = create(lora_rank=2, ema_decay=0.5, precision="mixed_bfloat16", **options)
     model = train(run, tiny_run.corpus(), DEV, show=False)
     assert run.checkpoints().steps() == [0, 3, 4]
     assert (model.compute_dtype, {weight.dtype for weight in model.weights}) == (
@@ -310,13 +306,12 @@ def test_lora_run_merges_its_matrices_and_resumes_exactly(create, start, tmp_pat
     for each in (tuned, start_model):
         np.testing.assert_allclose(each({"source": ids, "target": ids}), expected, atol=1e-5)
 
-    # Without a checkpoint it starts again.
-    resumed = copy_of(run, tmp_path / "resumed", until_step=0 if ema_decay else 3)
-    train(resumed, tiny_run.corpus(), DEV, show=False)
-    assert_same_checkpoint(run, resumed, "step-4")
-    assert_same_checkpoint(run, resumed, "average")
-    rows = [[row["step"] for row in metrics(each)] for each in (run, resumed)]
-    assert rows == [[0, 1, 2, 3, 4]] * 2
+    for step in (0, 3):  # without a checkpoint it starts again
+        resumed = copy_of(run, tmp_path / f"resumed-{step}", until_step=step)
+        train(resumed, tiny_run.corpus(), DEV, show=False)
+        for name in ("step-4", "average"):
+            assert_same_checkpoint(run, resumed, name)
+        assert [row["step"] for row in metrics(resumed)] == [0, 1, 2, 3, 4]
 
 
 def test_start_of_interrupted_attempt_is_dropped(create, start):
@@ -342,7 +337,9 @@ def test_start_of_interrupted_attempt_is_dropped(create, start):
          [7, 10]),
     ],
 )  # fmt: skip
-def test_what_is_due_follows_from_step_and_configuration(changes, checks, logs, validates, saves):
+def test_steps_that_log_validate_and_save_follow_from_the_configuration(
+    changes, checks, logs, validates, saves
+):
     training = tiny_run.training_config(train_steps=10, **changes)
     due = {step: Due.after(step, training) for step in range(1, 11)}
     for name, steps in zip(Due._fields, (checks, logs, validates, saves), strict=False):
@@ -435,15 +432,13 @@ for path in sys.argv[2:]:
 
 @pytest.mark.slow
 def test_two_workers_stop_together(undisturbed, tmp_path, free_ports):
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
-    workers = []
+    workers, configs = [], cluster(free_ports(2))
     for index, steps in enumerate([(12, 8), (8, 8)]):
         runs = [
             str(copy_of(undisturbed[0], tmp_path / f"{index}-{number}", until_step=step).path)
             for number, step in enumerate(steps)
         ]
-        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-        environment = {"PYTHONPATH": str(ROOT), "TF_CONFIG": json.dumps(task)}
+        environment = {"PYTHONPATH": str(ROOT), "TF_CONFIG": configs[index]}
         command = [sys.executable, "-c", ON_TWO_WORKERS, str(FOLDER), *runs]
         options = {"env": os.environ | environment, "text": True}
         workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, **options))

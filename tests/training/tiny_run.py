@@ -1,9 +1,8 @@
 """A training run small enough for a test: reading strings of letters backwards.
 
-As a script it resumes such a run, and sends its own process a signal, SIGKILL by default, after so
-many batches of the run:
+As a script it resumes such a run, and kills its own process after so many batches of the run:
 
-    python tiny_run.py RUN_DIRECTORY BATCHES [SIGNAL]
+    python tiny_run.py RUN_DIRECTORY BATCHES
 """
 
 import os
@@ -13,6 +12,7 @@ import shutil
 import signal
 import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -89,8 +89,8 @@ def assert_same_checkpoint(first: RunDirectory, second: RunDirectory, name: str)
         np.testing.assert_array_equal(found[key], value, err_msg=f"{name}: {key}")
 
 
-def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> None:
-    """Trains and sends this process a signal after some batches of the run."""
+def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> Stopped | None:
+    """Trains and sends this process a signal after some batches; gives how training ended then."""
 
     class Killer(trainer.Trainer):
         killed = False
@@ -101,12 +101,13 @@ def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> None:
                 self.killed = True
                 os.kill(os.getpid(), signal.Signals[name])
 
-    trainer.Trainer = Killer
-    try:
-        trainer.train(RunDirectory(path), corpus(), text(16, seed=1), show=False)
-    except Stopped as stopped:
-        print(stopped.signal.name, stopped.step)
+    with mock.patch.object(trainer, "Trainer", Killer):
+        try:
+            trainer.train(RunDirectory(path), corpus(), text(16, seed=1), show=False)
+        except Stopped as stopped:
+            return stopped
+    return None
 
 
 if __name__ == "__main__":
-    train_until_killed(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
+    train_until_killed(sys.argv[1], int(sys.argv[2]))
