@@ -121,11 +121,14 @@ def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirector
     return pairs
 
 
-def load_translator(checkpoints: "Sequence[tuple[RunDirectory, str]]") -> "tuple[Any, Any, Any]":
+def load_translator(
+    checkpoints: "Sequence[tuple[RunDirectory, str]]", precision: str = "float32"
+) -> "tuple[Any, Any, Any]":
     """Returns a model and its vocabularies: an ensemble of several checkpoints.
 
     Args:
         checkpoints: by `find_checkpoints`.
+        precision: what the model computes in, and stores its weights in.
 
     Raises:
         InputError: a checkpoint is damaged, or the runs' vocabularies differ.
@@ -141,7 +144,7 @@ def load_translator(checkpoints: "Sequence[tuple[RunDirectory, str]]") -> "tuple
                 f"the vocabularies of {run.path} and {runs[0].path} differ; an ensemble needs runs "
                 "that were trained with the same --vocabulary"
             )
-    models = [run.load_model(name) for run, name in checkpoints]
+    models = [run.load_model(name, dtype=precision) for run, name in checkpoints]
     return (models[0] if len(models) == 1 else Ensemble(models)), source, target
 
 

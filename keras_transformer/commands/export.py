@@ -15,7 +15,13 @@ from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
-from keras_transformer.serving.model_folder import choose_version, is_served, read_model_card
+from keras_transformer.serving.model_folder import (
+    SERVE_SCRIPT,
+    choose_version,
+    is_served,
+    read_model_card,
+    server_uses_one_dnn,
+)
 
 if TYPE_CHECKING:
     from keras_transformer.training import RunDirectory
@@ -55,6 +61,13 @@ _XLA = flags.DEFINE_boolean(
     "length takes memory and seconds of warm-up. On a CPU, TensorFlow Serving needs "
     "--xla_cpu_compilation_enabled. On a machine with a GPU, exports without --details are "
     "compiled by default; CUDA_VISIBLE_DEVICES=-1 prevents it.",
+)
+_PRECISION = flags.DEFINE_enum(
+    "precision",
+    "float32",
+    ["float32", "bfloat16"],
+    "Number format of a SavedModel's weights and computation. bfloat16 halves the file, and is "
+    "faster on processors with AMX where the model server uses oneDNN.",
 )
 _DETAILS = flags.DEFINE_boolean(
     "details",
@@ -103,7 +116,8 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
     format = f"--format={_FORMAT.value}"
     useless = {} if _FORMAT.value == "ctranslate2" else {"quantization": format}
     if _FORMAT.value != "saved_model":
-        names = ["name", "warm_up_file", "check_timeout", "details", "xla", "xla_lengths"]
+        names = ["name", "warm_up_file", "check_timeout", "details", "precision"]
+        names += ["xla", "xla_lengths"]
         useless |= dict.fromkeys([*names, *search_flags], format)
     elif not _XLA.value:
         useless["xla_lengths"] = "--noxla"
@@ -122,7 +136,7 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
     search = configs.search_config(search_options)
     sentences = [] if _WARM_UP_FILE.value is None else read_lines(_WARM_UP_FILE.value)
     xla = XlaShapes(lengths=_xla_lengths()) if _XLA.value else None
-    model, source, target = common.load_translator(checkpoints)
+    model, source, target = common.load_translator(checkpoints, _PRECISION.value)
     path = export(
         Translator(model, source, target, search, xla, configs.task, _DETAILS.value),
         _EXPORT_DIR.value,
@@ -139,6 +153,11 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
         print(
             f"{path.parent / 'models.config'} names the versions to serve, and {path.name} is not "
             "among them; add it there when it shall answer"
+        )
+    if _PRECISION.value == "bfloat16" and not server_uses_one_dnn(path.parent):
+        print(
+            f"{path.parent / SERVE_SCRIPT} starts the server without oneDNN, with which alone "
+            "bfloat16 is fast; set TF_ENABLE_ONEDNN_OPTS=1 there"
         )
     return path
 

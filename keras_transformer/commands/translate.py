@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
         check_version(version)
         card = read_model_card(version)
         _check_options(search_options, card)
-    common.load_tensorflow(one_dnn=False)
+    common.load_tensorflow(one_dnn=is_export and card["precision"]["computation"] == "bfloat16")
     model: BatchTranslator | Translator
     if not is_export:
         with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:

@@ -111,7 +111,9 @@ def export(
             text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
             write_atomically(staging / MODEL_CARD, text)
             compare_answers(staging, requests, signatures, check_timeout)
-            write_server_files(base, name, max(request.size for request in requests))
+            one_dnn = card["precision"]["computation"] == "bfloat16"
+            largest_batch = max(request.size for request in requests)
+            write_server_files(base, name, largest_batch, one_dnn=one_dnn)
     except (OSError, tf.errors.OpError) as error:
         reason = textwrap.shorten(str(error), 200)
         raise InputError(f"cannot write the export to {published} ({reason})") from error

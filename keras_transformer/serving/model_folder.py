@@ -27,6 +27,7 @@ _FORMAT_FILES = {
 
 BATCHING_FILE = "batching_parameters.txt"
 _MODELS_FILE = "models.config"
+SERVE_SCRIPT = "serve.sh"
 _MAX_SENTENCES = 64  # of a batch
 
 _BATCHING = """\
@@ -81,6 +82,11 @@ IMAGE = "tensorflow/serving:2.20.0"  # it starts the server with --port=8500 --r
 SERVER_ENVIRONMENT = {
     "TF_ENABLE_ONEDNN_OPTS=0": "On CPUs oneDNN keeps kernels for every shape: memory would grow.",
     "GLIBC_TUNABLES=glibc.malloc.hugetlb=1": "Large pages of memory: a little faster.",
+}
+# In the place of its first entry, for models in bfloat16.
+_ONE_DNN = {
+    "TF_ENABLE_ONEDNN_OPTS=1": "bfloat16 needs oneDNN, which keeps kernels for every shape: memory "
+    "grows until it has seen them."
 }
 SERVER_FLAGS = {
     "--model_config_file=/models/{name}/models.config": "Versions to serve, and their labels.",
@@ -234,6 +240,11 @@ def is_served(version: pathlib.Path) -> bool:
     return not named or version.name in re.findall(r"\d+", " ".join(named))
 
 
+def server_uses_one_dnn(folder: pathlib.Path) -> bool:
+    """Whether the `serve.sh` of a model's folder turns oneDNN on."""
+    return "TF_ENABLE_ONEDNN_OPTS=1" in _without_comments(folder / SERVE_SCRIPT)
+
+
 def read_batching(folder: pathlib.Path) -> dict[str, int]:
     """Returns the numbers of the batching file of a model's folder, by name."""
     settings = _without_comments(folder / BATCHING_FILE)
@@ -241,26 +252,32 @@ def read_batching(folder: pathlib.Path) -> dict[str, int]:
     return {name: int(value) for name, value in values}
 
 
-def write_server_files(folder: pathlib.Path, name: str, largest_batch: int) -> None:
+def write_server_files(
+    folder: pathlib.Path, name: str, largest_batch: int, *, one_dnn: bool = False
+) -> None:
     """Writes the files that do not exist yet.
 
     Args:
         folder: the model's, which has a folder for each version.
         name: what requests call the model.
         largest_batch: sentences of the largest request that the server must accept.
+        one_dnn: whether the server uses oneDNN, which models in bfloat16 need to be fast.
 
     Raises:
         OSError: they cannot be written.
     """
+    settings = SERVER_ENVIRONMENT
+    if one_dnn:
+        settings = _ONE_DNN | dict(list(SERVER_ENVIRONMENT.items())[1:])
     environment, flags = (
         "\n".join(f"  # {reason}\n  {value.format(name=name)}" for value, reason in each.items())
-        for each in (SERVER_ENVIRONMENT, SERVER_FLAGS)
+        for each in (settings, SERVER_FLAGS)
     )
     files = {
         BATCHING_FILE: _BATCHING.format(most_sentences=max(largest_batch, _MAX_SENTENCES)),
         _MODELS_FILE: _MODELS.format(name=name),
         "monitoring.config": _MONITORING,
-        "serve.sh": _SERVE.format(image=IMAGE, name=name, environment=environment, flags=flags),
+        SERVE_SCRIPT: _SERVE.format(image=IMAGE, name=name, environment=environment, flags=flags),
     }
     for file, content in files.items():
         if not (folder / file).exists():

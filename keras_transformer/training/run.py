@@ -366,13 +366,16 @@ class RunDirectory:
             end=training.train_steps,
         )
 
-    def load_model(self, checkpoint: str = "auto", *, merge_lora: bool = True) -> Seq2SeqModel:
-        """Returns the model with the weights of a checkpoint, in float32.
+    def load_model(
+        self, checkpoint: str = "auto", *, merge_lora: bool = True, dtype: str = "float32"
+    ) -> Seq2SeqModel:
+        """Returns the model with the weights of a checkpoint.
 
         Args:
             checkpoint: see `Checkpoints.find`.
             merge_lora: if the run has `lora_rank`, whether its matrices are merged into the
                 kernels. Otherwise the model can save them alone, see `save_lora_weights`.
+            dtype: name of the model's dtype policy, such as "bfloat16".
 
         Raises:
             InputError: there is no such run or checkpoint, or it is damaged.
@@ -384,7 +387,11 @@ class RunDirectory:
         if configs.training.lora_rank is not None and not merge_lora:
             model.enable_lora(configs.training.lora_rank)
         checkpoints.restore(model, name)
-        return model
+        if dtype == "float32":
+            return model
+        converted = build_model(configs.model, dtype=dtype)
+        converted.set_weights(model.get_weights())
+        return converted
 
     def is_stalled(self, step: int) -> bool:
         """Whether `stop_metric`, if the run has one, ends it at a step."""

@@ -35,13 +35,14 @@ ENGINES: dict[str, dict[str, str]] = {
     "ours": {"TF_ENABLE_ONEDNN_OPTS": "0"},
     "ours_xla": {"XLA_FLAGS": "--xla_cpu_prefer_vector_width=512"},
     "ours_default": {"TF_ENABLE_ONEDNN_OPTS": "0"},  # what users get; on a GPU, the compiled one
+    "ours_bfloat16": {"TF_ENABLE_ONEDNN_OPTS": "1"},
     "ctranslate2": {},
     "ctranslate2_int8": {},
 }
 # The engine whose translations must equal another's, except for ties.
 _MATCHES = {
     "ours": "ctranslate2", "ours_xla": "ctranslate2",
-    "ctranslate2_int8": "ctranslate2",
+    "ours_bfloat16": "ctranslate2", "ctranslate2_int8": "ctranslate2",
 }  # fmt: skip
 BEAM_SIZE = 4
 # Translations are ranked by their log-probability: each engine has another length penalty.
@@ -225,6 +226,7 @@ def _write_models(
 
     from keras_transformer.inference import Translator, XlaShapes
     from keras_transformer.interop.ctranslate2 import export_ctranslate2
+    from keras_transformer.models import build_model
 
     forced: dict[str, Any] = {}
     shapes = XlaShapes(batch_sizes=(1, sentences.batch_size))
@@ -234,10 +236,13 @@ def _write_models(
         shapes = shapes._replace(lengths=tuple(length + 1 for length in lengths))  # and EOS
     default = SearchConfig(**forced)
     search = default.replace(beam_size=BEAM_SIZE, length_penalty=LENGTH_PENALTY)
+    half = build_model(model.config, dtype="bfloat16")
+    half.set_weights(model.get_weights())
     translators = {
         "ours": Translator(model, source, target, search),
         "ours_xla": Translator(model, source, target, search, xla=shapes),
         "ours_default": Translator(model, source, target, default),
+        "ours_bfloat16": Translator(half, source, target, search),
     }
     folders = {name: f"{folder}/{name}" for name in translators}
     for name, translator in translators.items():

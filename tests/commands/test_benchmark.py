@@ -66,7 +66,7 @@ def test_decode_has_rows_per_installed_engine(measure, monkeypatch):
     monkeypatch.setitem(presets, "tiny", presets["tiny"] | {"num_layers": 1})
     monkeypatch.setitem(decoding._FORCED, "tiny", (60, 5, 4))  # tokens, length, batch
     rows = measure("decode", "--presets=tiny", "--device=cpu", "--round_seconds=0")
-    engines = ["ours", "ours_xla", "ours_default"]
+    engines = ["ours", "ours_xla", "ours_default", "ours_bfloat16"]
     if importlib.util.find_spec("ctranslate2"):
         engines += ["ctranslate2", "ctranslate2_int8"]
     assert list(rows) == [

@@ -32,6 +32,24 @@ def test_export_writes_version_and_model_card(call, run_dir, texts, tmp_path):
     assert dev and not [line for line in dev if line in warm_up]  # the text is generated
 
 
+@pytest.mark.slow
+def test_bfloat16_export_translates_with_half_the_bytes(call, run_dir, texts, words, tmp_path):
+    (tmp_path / "serve.sh").write_text("TF_ENABLE_ONEDNN_OPTS=0\n")  # of an earlier export
+    result = call(
+        "export.py", f"--run_dir={run_dir}", f"--export_dir={tmp_path}", "--precision=bfloat16"
+    )
+    assert "serve.sh starts the server without oneDNN" in result.out, result.err
+    version = tmp_path / "1"
+    card = json.loads((version / "assets.extra" / "model_card.json").read_text())
+    assert card["precision"] == {"weights": ["bfloat16"], "computation": "bfloat16"}
+    size = sum(file.stat().st_size for file in (version / "variables").iterdir())
+    assert 2 <= size / card["parameters"] < 3  # and the matrix of the logits a second time
+    result = call("translate.py", f"--saved_model={version}", texts / "test.en")
+    source = (texts / "test.en").read_text().splitlines()
+    expected = [" ".join(words[word] for word in line.split()) for line in source]
+    assert result.out.splitlines() == expected
+
+
 def test_ctranslate2_format_has_versions(call, run_dir, tmp_path):
     pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
     result = call(

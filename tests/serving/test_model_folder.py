@@ -24,6 +24,7 @@ from keras_transformer.serving.model_folder import (
     is_served,
     read_batching,
     read_model_card,
+    server_uses_one_dnn,
     write_server_files,
 )
 
@@ -136,6 +137,15 @@ def test_script_prints_the_docker_command(folder):
     assert command[image + 1 :] == [*flags, "--more"]
     files = re.findall(r"=/models/words/(\S+)", " ".join(flags))
     assert files and all((folder / file).is_file() for file in files)
+
+
+def test_script_of_a_bfloat16_model_turns_one_dnn_on(folder, tmp_path):
+    half = tmp_path / "half"
+    half.mkdir()
+    write_server_files(half, "words", largest_batch=8, one_dnn=True)
+    assert (server_uses_one_dnn(folder), server_uses_one_dnn(half)) == (False, True)
+    script = (half / "serve.sh").read_text()
+    assert "\n  TF_ENABLE_ONEDNN_OPTS=1\n" in script and "TF_ENABLE_ONEDNN_OPTS=0" not in script
 
 
 def test_script_runs_the_command_that_it_prints(folder, tmp_path):
