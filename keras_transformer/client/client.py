@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from typing_extensions import Self
 
 from keras_transformer.client.transport import (
+    PORT_NOT_OF_GRPC,
+    PORT_OF_GRPC,
     Certificates,
     ModelName,
     RequestError,
@@ -323,8 +325,10 @@ class Client(SentenceTranslator):
     def _explained(self, failure: RequestError, rows: Sequence[int] = ()) -> ServingError:
         """Returns an error with the reason why a request failed, and how to fix it."""
         details = textwrap.shorten(failure.details, 300) or failure.code
-        if failure.code in _MESSAGES:
-            security = "over TLS with these certificates" if self._tls else "without TLS"
+        security = "over TLS with these certificates" if self._tls else "without TLS"
+        if details in (PORT_OF_GRPC, PORT_NOT_OF_GRPC):
+            message = f"no answer from a {self._server} {security}: {details}"
+        elif failure.code in _MESSAGES:
             message = _MESSAGES[failure.code].format(
                 server=self._server, details=details, seconds=failure.seconds, security=security
             )
@@ -348,7 +352,10 @@ class Client(SentenceTranslator):
         except RequestError as failure:
             if failure.code != "NOT_FOUND":
                 return None
-            return f"has no model {name!r}; give the name that it was started with"
+            return (
+                f"has no model {name!r}; give the name in its models.config (--model), by default "
+                "that of the export's folder"
+            )
         if code != "NOT_FOUND" and any(status.state == "AVAILABLE" for status in versions):
             return None
         requested = "" if version is None else f" version {version} of"

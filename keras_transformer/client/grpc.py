@@ -17,6 +17,7 @@ from tensorflow_serving.apis import (
 
 from keras_transformer.client.transport import (
     LOOPBACK,
+    PORT_NOT_OF_GRPC,
     Certificates,
     ModelName,
     RequestError,
@@ -26,6 +27,7 @@ from keras_transformer.sentences import InputValues
 
 _ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
 _TOO_LARGE = "larger than max"
+_NO_HTTP2 = ("http1.x server", "Failed parsing HTTP/2")
 _OPTIONS: list[tuple[str, Any]] = [
     # Messages of any size, as over REST.
     ("grpc.max_receive_message_length", -1),
@@ -119,6 +121,8 @@ class GrpcTransport:
             code, details = error.code().name, error.details() or ""
             if code == "RESOURCE_EXHAUSTED" and _TOO_LARGE in details:
                 code = "INVALID_ARGUMENT"  # another attempt would be as large
+            if any(message in details for message in _NO_HTTP2):
+                code, details = "UNIMPLEMENTED", PORT_NOT_OF_GRPC
             raise RequestError(code, details) from error
         except ValueError as error:
             raise RequestError("CANCELLED", "the client is closed") from error

@@ -12,7 +12,13 @@ from typing import Any
 
 import urllib3
 
-from keras_transformer.client.transport import Certificates, ModelName, RequestError, VersionStatus
+from keras_transformer.client.transport import (
+    PORT_OF_GRPC,
+    Certificates,
+    ModelName,
+    RequestError,
+    VersionStatus,
+)
 from keras_transformer.errors import InputError
 from keras_transformer.sentences import InputValues
 
@@ -29,6 +35,7 @@ _CODES = {
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
 }
+_SETTINGS_OF_HTTP2 = r"\0\0.\x04"  # the first frame of a gRPC server
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_IDLE = 64  # connections that are kept open
 
@@ -111,6 +118,9 @@ class RestTransport:
             if time.monotonic() >= end:
                 raise RequestError("DEADLINE_EXCEEDED", "") from error
             cause = error.__cause__ or error
+            status_line = getattr(error.args[-1], "line", "")  # of http.client.BadStatusLine
+            if re.match(_SETTINGS_OF_HTTP2, status_line, re.DOTALL):
+                raise RequestError("UNIMPLEMENTED", PORT_OF_GRPC) from error
             details = getattr(cause, "strerror", None) or str(cause)
             raise RequestError("UNAVAILABLE", details) from error
         return _parse(response.status, response.data)

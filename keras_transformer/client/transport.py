@@ -11,6 +11,9 @@ from keras_transformer.files import local_path
 from keras_transformer.sentences import InputValues
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+# Details of failures at the port of the other protocol.
+PORT_OF_GRPC = "this port speaks gRPC; use protocol grpc (--protocol=grpc)"
+PORT_NOT_OF_GRPC = "this port does not speak gRPC; for the port of REST use --protocol=rest"
 
 
 class ServingError(InputError):

@@ -117,7 +117,7 @@ def main(arguments: list[str]) -> None:
     ) as client:
         if _STATUS.value:
             for entry in client.status():
-                line_io.write_row(*map(str, entry))
+                line_io.write_row(*map(str, filter(None, entry)))
         else:
             identity = _identity(client, search_options) if job.output is not None else {}
             line_io.answer_lines(job, client, job.groups(), identity=identity)

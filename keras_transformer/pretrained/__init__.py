@@ -55,6 +55,8 @@ def read_packed(folder: pathlib.Path) -> PretrainedModel:
     """Returns the model of a folder that `pack` wrote."""
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     configs = RunConfigs.from_dict(values)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    configs = configs._replace(origin={**configs.origin, "card": card})
     source = Vocabulary.load(folder / "source.model")
     has_two = (folder / "target.model").is_file()
     target = Vocabulary.load(folder / "target.model") if has_two else source

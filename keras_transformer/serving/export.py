@@ -52,7 +52,7 @@ from keras_transformer.serving.model_folder import (
 )
 from keras_transformer.text import Vocabulary
 from keras_transformer.training import RunDirectory
-from keras_transformer.training.checkpoints import AVERAGE
+from keras_transformer.training.checkpoints import AVERAGE, START
 from keras_transformer.training.metrics import training_cost
 
 
@@ -199,32 +199,36 @@ def make_model_card(
 
 
 def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
-    """Returns the data, the settings and the dev metrics of a training run.
+    """Returns the origin, the data, the settings and the dev metrics of a training run.
 
     Args:
         run: the training run.
         checkpoint: the full name of one of its checkpoints.
 
     Returns:
-        "checkpoint"; "origin", of weights that were not trained here; "task", "data" and
-        "settings", the configurations, files without their folders; "cost", the totals of the
-        run so far; and "dev_metrics", those on the dev set by checkpoint: of this one or, for an
-        average, which has none, of the last one.
+        "checkpoint", "task", and "origin", of weights that were not trained here. If the run has
+        trained: "data" and "settings", the configurations, files without their folders; "cost",
+        the totals of the run so far; and "dev_metrics", those on the dev set by checkpoint: of this
+        one or, for an average, which has none, of the last one.
     """
     configs = run.configs()
-    values = {} if configs.data is None else configs.data.to_dict()
-    for name in DataConfig.fields_with(is_path=True):  # without their folders
-        if values.get(name) is not None:
-            values[name] = ",".join(map(os.path.basename, split_list(values[name])))
-    metrics = {f"step-{step}": scores for step, scores in run.checkpoints().metrics.read().items()}
-    measured = next(reversed(metrics), None) if checkpoint == AVERAGE else checkpoint
-    return {
+    description = {
         "checkpoint": checkpoint,
         "task": configs.to_dict()["task"],
         "origin": {
             name: _model_name(value) if name == "start_from" else value
             for name, value in configs.origin.items()
         },
+    }
+    if checkpoint == START:
+        return description
+    values = {} if configs.data is None else configs.data.to_dict()
+    for name in DataConfig.fields_with(is_path=True):  # without their folders
+        if values.get(name) is not None:
+            values[name] = ",".join(map(os.path.basename, split_list(values[name])))
+    metrics = {f"step-{step}": scores for step, scores in run.checkpoints().metrics.read().items()}
+    measured = next(reversed(metrics), None) if checkpoint == AVERAGE else checkpoint
+    return description | {
         "data": values,
         "settings": configs.training.to_dict(),
         "cost": training_cost(run.metrics_path, checkpoint),

@@ -505,11 +505,24 @@ def test_answers_of_other_models_are_rejected(serve, model, outputs):
     assert error.code == "DATA_LOSS"
 
 
-@pytest.mark.parametrize(("protocol", "other"), [("rest", "grpc"), ("grpc", "rest")])
-def test_port_of_other_protocol_is_recognized(model, no_pause, protocol, other):
-    with SERVE[other](model) as address, Client(address, protocol=protocol, retries=1) as client:
-        error = refusal(client.status)
-        assert "the protocol that it speaks" in str(error) or "the port of that" in str(error)
+@pytest.mark.parametrize(
+    ("protocol", "other", "message"),
+    [
+        ("rest", "grpc", "this port speaks gRPC; use protocol grpc (--protocol=grpc)"),
+        ("grpc", "rest", "this port does not speak gRPC; for the port of REST use --protocol=rest"),
+    ],
+)
+def test_port_of_other_protocol_is_recognized(model, protocol, other, message):
+    with SERVE[other](model) as address, Client(address, protocol=protocol) as client:
+        error = refusal(client.translate, "a")
+    assert str(error) == f"no answer from a {protocol} server at {address} without TLS: {message}"
+
+
+def test_http1_answer_is_recognized_over_grpc():
+    answer = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
+    server = http_server(lambda connection: connection.sendall(answer))
+    with server as address, Client(address, protocol="grpc") as client:
+        assert "for the port of REST use --protocol=rest" in str(refusal(client.status))
 
 
 @over_both

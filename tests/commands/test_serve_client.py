@@ -122,7 +122,7 @@ def test_versions_are_listed_and_chosen(client, model):
     for choice in ("--model_version=1", "--label=canary"):
         assert client(choice, stdin=b"two\n").out == "TWO\n"
     model.states[2] = ("END", "no such\nfile")
-    assert client("--status") == (0, "1\tAVAILABLE\t\n2\tEND\tno such file\n", "")
+    assert client("--status") == (0, "1\tAVAILABLE\n2\tEND\tno such file\n", "")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from keras_transformer import Translator, pretrained
 from keras_transformer.errors import InputError
 from keras_transformer.loading import find_model
 from keras_transformer.pretrained import load_pretrained, pack, pretrained_models
+from keras_transformer.serving.export import describe_run
 from keras_transformer.training import RunDirectory
 
 _MOST_BYTES = 8_000_000
@@ -42,7 +43,8 @@ def test_packed_model_is_half_as_large_and_keeps_no_path(packed, trained, run_di
     assert (source.fingerprint, target.fingerprint) == (
         trained[1].fingerprint, trained[2].fingerprint,
     )  # fmt: skip
-    assert configs.origin == {"model": "words"} and configs.data is None
+    assert configs.origin == {"model": "words", "card": "# Words\n\nLicence: CC0.\n"}
+    assert configs.data is None
     for weight, original in zip(model.weights, trained[0].weights, strict=True):
         np.testing.assert_allclose(weight.numpy(), original.numpy(), rtol=1e-3, atol=1e-7)
 
@@ -70,7 +72,11 @@ def test_unknown_name_lists_the_models(packed):
 
 def test_model_of_the_package_becomes_a_run(packed, trained, tmp_path):
     run = find_model("words").write_run(tmp_path / "run")
-    assert run.configs().origin == {"model": "words"}
+    origin = {"model": "words", "card": "# Words\n\nLicence: CC0.\n"}
+    assert run.configs().origin == origin
+    description = describe_run(run, "step-0")  # of weights that this run has not trained
+    assert description["origin"] == origin
+    assert description.keys() == {"checkpoint", "task", "origin"}
     for weight, original in zip(run.load_model().weights, trained[0].weights, strict=True):
         np.testing.assert_allclose(weight.numpy(), original.numpy(), rtol=1e-3, atol=1e-7)
 
