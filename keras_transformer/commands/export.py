@@ -6,6 +6,7 @@ keras-transformer export --run_dir=runs/numbers --export_dir=exports/ct2 --forma
 keras-transformer export --run_dir=runs/numbers --export_dir=exports/hf --format=transformers
 """
 
+import functools
 import pathlib
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -145,6 +146,7 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
         sentences=sentences,
         training=[describe_run(*checkpoint) for checkpoint in checkpoints],
         check_timeout=_CHECK_TIMEOUT.value,
+        say=functools.partial(print, flush=True),
     )
     for name, signature in read_model_card(path)["signatures"].items():
         inputs, outputs = (", ".join(signature[side]) for side in ("inputs", "outputs"))
@@ -154,6 +156,8 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
             f"{path.parent / 'models.config'} names the versions to serve, and {path.name} is not "
             "among them; add it there when it shall answer"
         )
+    elif path.name != "1":
+        print(f"A model server that reads {path.parent} now loads version {path.name}.")
     if _PRECISION.value == "bfloat16" and not server_uses_one_dnn(path.parent):
         print(
             f"{path.parent / SERVE_SCRIPT} starts the server without oneDNN, with which alone "

@@ -21,7 +21,7 @@ import json
 import os
 import pathlib
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -66,6 +66,7 @@ def export(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     training: Sequence[Mapping[str, Any]] = (),
     check_timeout: float = CHECK_TIMEOUT,
+    say: Callable[[str], None] = lambda line: None,
 ) -> pathlib.Path:
     """Writes `<folder>/<version>/` with the signatures of `Translator.signatures`; returns it.
 
@@ -84,6 +85,7 @@ def export(
             parameters in the folder allow.
         training: for the model card, `describe_run` of each run whose weights these are.
         check_timeout: seconds that the fresh process may take.
+        say: receives lines about the progress.
 
     Raises:
         InputError: the version exists, is not positive, or cannot be written; the model's name
@@ -110,7 +112,10 @@ def export(
             card = make_model_card(translator, signatures, text_operations, training)
             text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
             write_atomically(staging / MODEL_CARD, text)
+            sentences_checked = sum(request.size for request in requests)
+            say(f"Checking the answers for {sentences_checked} sentences in a fresh process ...")
             compare_answers(staging, requests, signatures, check_timeout)
+            say("They are those of Python.")
             one_dnn = card["precision"]["computation"] == "bfloat16"
             largest_batch = max(request.size for request in requests)
             write_server_files(base, name, largest_batch, one_dnn=one_dnn)

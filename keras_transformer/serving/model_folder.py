@@ -121,6 +121,7 @@ flags=(
 )
 command=(
   docker run --rm --init -p 8500:8500 -p 8501:8501 -v "$folder:/models/{name}:ro"
+  # --cpus=2 --memory=4g  # as many cores as num_batch_threads in batching_parameters.txt
   "${{environment[@]/#/--env=}}" {image} "${{flags[@]}}"
 )
 

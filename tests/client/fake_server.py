@@ -326,14 +326,19 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _predict(self, which: Any, body: bytes) -> Any:
-        request = json.loads(body)
-        signature = request.get("signature_name", "")
+        try:
+            request = json.loads(body)
+            signature, columns = request.get("signature_name", ""), dict(request["inputs"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FaultError("INVALID_ARGUMENT", "JSON Parse error: no object of inputs") from error
         inputs = {}
         for name, dtype in self.model.inputs_of(*which, signature).items():
-            if name not in request["inputs"]:
+            if name not in columns:
                 raise FaultError("INVALID_ARGUMENT", f"Missing named input: {name} in 'inputs'.")
             kind = {"DT_STRING": str, "DT_FLOAT": float | int}.get(dtype, int)
-            inputs[name] = request["inputs"][name]
+            inputs[name] = columns[name]
+            if not isinstance(inputs[name], list):
+                raise FaultError("INVALID_ARGUMENT", f"input {name} needs at least one dimension")
             for value in inputs[name]:
                 if not isinstance(value, kind):
                     message = f'JSON Value: "{value}" is not of expected type: {dtype}'

@@ -1,6 +1,7 @@
 """The command export: formats, versions, names and messages."""
 
 import json
+import re
 
 import pytest
 from helpers import names_in
@@ -18,7 +19,10 @@ def test_export_writes_version_and_model_card(call, run_dir, texts, tmp_path):
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
-    assert " ".join(lines[0].split()) == "serving_default: text -> translations, scores, source_cut"
+    assert re.fullmatch(r"Checking the answers for \d+ sentences in a fresh process ...", lines[0])
+    assert lines[1] == "They are those of Python."
+    assert " ".join(lines[2].split()) == "serving_default: text -> translations, scores, source_cut"
+    assert lines[-2] == f"A model server that reads {folder} now loads version 3."
     assert lines[-1].startswith(f"Exported checkpoint step-300,step-150 to {folder}/3 (")
     assert names_in(folder) == ["3", *_SERVER_FILES]
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())

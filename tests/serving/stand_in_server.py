@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  (loads the tokenizer's ops)
 from google.protobuf import text_format
+from google.protobuf.message import DecodeError
 from tensorflow.core.framework import types_pb2
 from tensorflow_serving.config import model_server_config_pb2
 
@@ -26,10 +27,10 @@ TIMEOUT_MS = 30_000  # of a request
 
 def main() -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("--port", type=int)
-    parser.add_argument("--rest_api_port", type=int)
+    parser.add_argument("--port", type=int, default=8500)
+    parser.add_argument("--rest_api_port", type=int, default=8501)
     parser.add_argument("--model_config_file", type=pathlib.Path)
-    parser.add_argument("--file_system_poll_wait_seconds", type=float)
+    parser.add_argument("--file_system_poll_wait_seconds", type=float, default=1.0)
     parser.add_argument("--enable_batching", nargs="?")
     parser.add_argument("--batching_parameters_file", type=argparse.FileType())
     parser.add_argument("--grpc_max_threads", type=int, default=8)
@@ -61,8 +62,11 @@ def main() -> None:
         while True:
             versions = [int(path.name) for path in folder.glob("[0-9]*")]
             for version in versions:
-                if version == max(versions) and version not in model.versions:
-                    load(model, version, folder / str(version), config)
+                if version == max(versions) and version not in model.states:
+                    try:
+                        load(model, version, folder / str(version), config)
+                    except (OSError, tf.errors.OpError, DecodeError) as error:
+                        model.states[version] = ("END", str(error))
             time.sleep(flags.file_system_poll_wait_seconds)
 
 

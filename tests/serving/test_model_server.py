@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 import tensorflow as tf
@@ -196,3 +198,26 @@ def test_new_version_takes_over_without_failures(server, connect):
         same(rows, expected)
     with pytest.raises(ServingError, match=f"does not serve version {old} of model"):
         connect(version=old).translate(["sun"])
+
+
+@pytest.mark.parametrize("body", ["{", "[]", "{}", '{"inputs": {"text": "sun"}}'])
+def test_malformed_requests_are_rejected_over_rest(server, body):
+    url = f"http://127.0.0.1:{server[0]['rest']}/v1/models/translator:predict"
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(url, body.encode(), timeout=60)
+    assert caught.value.code == 400 and b"error" in caught.value.read()
+
+
+def test_broken_version_leaves_the_old_one(server, connect):
+    client, folder = connect(), server[1]
+    expected = client.translate(SENTENCES)
+    broken = folder / str(1 + max(int(path.name) for path in folder.glob("[0-9]*")))
+    (folder / "writing").mkdir()
+    (folder / "writing" / "saved_model.pb").write_bytes(b"broken")
+    (folder / "writing").rename(broken)
+    try:
+        wait_for(lambda: int(broken.name) in states(client))
+        same(client.translate(SENTENCES), expected)
+        assert states(client)[int(broken.name)] != "AVAILABLE"
+    finally:
+        shutil.rmtree(broken)

@@ -44,12 +44,17 @@ def metrics_path(server_files):
     return re.search(r'path: "(.*)"', (server_files / "monitoring.config").read_text())[1]
 
 
-def test_image_has_the_environment_and_flags_of_the_script():
+def test_image_has_the_environment_flags_and_settings_of_the_script(server_files):
     text = (_FOLDER / "Dockerfile").read_text()
     command = re.search(r"^CMD (\[.*\])", text, re.M | re.S)[1].replace("\\\n", "")
     assert json.loads(command) == _FLAGS
     assert f"ARG IMAGE={IMAGE}" in text
-    assert f"COPY exports/{_NAME} /models/{_NAME}" in text
+    copied = re.findall(rf"exports/{_NAME}/(\S+)", text.partition("ARG VERSION=1\n")[2])
+    files = {path.name for path in server_files.iterdir()} - {"serve.sh"}
+    assert files | {"${VERSION}"} == set(copied[: len(files) + 1])
+    assert f"COPY exports/{_NAME}/${{VERSION}} /models/{_NAME}/${{VERSION}}" in text
+    ignored = (_FOLDER / "Dockerfile.dockerignore").read_text().splitlines()
+    assert ignored[-2:] == ["*", f"!exports/{_NAME}"]
     onednn = re.search(r"^ARG ONEDNN=(.*)$", text, re.M)[1]
     environment = re.findall(r"^ENV (.*)$", text, re.M)
     assert [each.replace("${ONEDNN}", onednn) for each in environment] == list(SERVER_ENVIRONMENT)
@@ -69,7 +74,8 @@ def test_alerts_use_metrics_that_the_guide_names():
     (group,) = read("alerts.yml")["groups"]
     for rule in group["rules"]:
         metrics = re.findall(r":tensorflow:serving:[\w:]+", rule["expr"])
-        assert metrics or rule["expr"] == f'up{{job="{group["name"]}"}} == 0'
+        others = (f'up{{job="{group["name"]}"}} == 0', "container_memory_working_set_bytes{")
+        assert metrics or rule["expr"].startswith(others)
         assert all(re.sub(r"_(sum|bucket)$", "", metric) in _GUIDE for metric in metrics)
     assert read("prometheus.yml")["scrape_configs"][0]["job_name"] == group["name"]
 
@@ -114,11 +120,8 @@ def test_kubernetes_probes_the_model_and_scales_its_deployment(metrics_path):
     assert int(seconds) < pod["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_guide_shows_the_files_as_they_are_written(server_files):
-    shown = re.findall(r"`(\w+\.(?:config|txt))`[^\n]*\n\n```text\n(.*?)```\n", _GUIDE, re.S)
-    assert dict(shown) == {
-        path.name: path.read_text() for path in server_files.iterdir() if path.name != "serve.sh"
-    }
+def test_guide_shows_the_file_of_versions_as_it_is_written(server_files):
+    assert f"```text\n{(server_files / 'models.config').read_text()}```\n" in _GUIDE
 
 
 def test_memory_of_the_guide_is_that_of_the_formula_and_the_manifests(server_files):
