@@ -57,8 +57,8 @@ _CHANGED_TEXT = flags.DEFINE_boolean(
 _PRINT_FLAGS = flags.DEFINE_boolean(
     "print_flags",
     False,
-    "Print the settings of the run, or of a new one, as flags and exit; without --run_dir, "
-    "flags of the machine and the learned vocabulary. To train another run: "
+    "Print the settings of the run in --run_dir, or of a new one, as flags and exit. They name "
+    "no --run_dir, flags of the machine or learned vocabulary. To train another run: "
     "--flagfile=mine.flags --seed=2. Of a flag that is given twice the last counts.",
 )
 _STRATEGY = flags.DEFINE_enum(
@@ -98,7 +98,10 @@ flags.DEFINE_enum(
     "Settings of model and training; other flags change them.",
 )
 flags.DEFINE_enum(
-    "architecture", None, list(architectures()), "Kind of model. Default: that of --preset."
+    "architecture",
+    None,
+    list(architectures()),
+    "Kind of model, of the size that --preset names. Default: that of --preset.",
 )
 flags.DEFINE_enum(
     "task", settings.DEFAULT_TASK, registered_tasks(), "What the model is trained for."

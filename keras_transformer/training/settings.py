@@ -260,11 +260,11 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
     else:
         _check_trains_new_tokens(configs.corpora, training.replace(**training_values))
     if "preset" in options:
-        name, presets = options["preset"], type(model).presets()
-        if presets:  # one of the user's own may have none
+        name = options["preset"]
+        if type(model).presets():
             name = type(model).preset_name(name)
         if "start_from" not in configs.origin:  # whose model is another run's
-            model_values = {**presets.get(name, {})} | model_values
+            model_values = _presets_for(type(model)).get(name, {}) | model_values
         training_values = TRAINING_PRESETS[preset_size(name)] | training_values
     return _checked(
         configs._replace(
@@ -292,7 +292,7 @@ def as_flags(configs: RunConfigs) -> list[str]:
         values |= dict.fromkeys(config.unused_fields(vars(config)))
     values |= dict.fromkeys(_unused_with_dev_set(configs))
     # A variant of the run, such as one with other positions, may have no use for these defaults.
-    preset = type(configs.model).presets().get(values["preset"], {})
+    preset = _presets_for(type(configs.model)).get(values["preset"], {})
     fields = {field.name: field for field in dataclasses.fields(configs.model)}
     for name in configs.model.declared("needs").keys() - preset.keys():
         if values[name] == fields[name].default:
@@ -312,7 +312,7 @@ def _complete_preset(model: ModelConfig) -> str:
     for name, preset in type(model).presets().items():
         if preset_size(name) in TRAINING_PRESETS and not unset & preset.keys():
             return name
-    return DEFAULT_PRESET  # of the training only, for an architecture without presets
+    return DEFAULT_PRESET  # sets nothing to None
 
 
 def names_data(options: Options) -> bool:
@@ -359,12 +359,27 @@ def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
         values.setdefault("share_embeddings", "target")
     architecture = options.get("architecture")
     config = ModelConfig if architecture is None else architectures()[architecture]
+    preset = options.get("preset", DEFAULT_PRESET)
     if not config.presets():  # one of the user's own may have none
         _check_options_of(config, options)
-        return config(**values)
-    preset = options.get("preset", DEFAULT_PRESET)
+        sizes = _presets_for(config)[ModelConfig.preset_name(preset)]
+        if "preset" not in options:  # the defaults that the class itself declares come first
+            sizes = {name: value for name, value in sizes.items() if name not in vars(config)}
+        return config(**(sizes | values))
     _check_options_of(type(config.preset(preset, vocabulary_size=size)), options)
     return config.preset(preset, **values)
+
+
+def _presets_for(config: type[ModelConfig]) -> dict[str, dict[str, Any]]:
+    """Returns the presets of an architecture by name.
+
+    One without presets takes those of all others, as far as it has their fields.
+    """
+    presets, fields = config.presets() or ModelConfig.presets(), config.fields_with()
+    return {
+        name: {field: value for field, value in preset.items() if field in fields}
+        for name, preset in presets.items()
+    }
 
 
 def option_names() -> set[str]:

@@ -1,5 +1,6 @@
 """The command train: what it leaves, how it resumes, and what it rejects."""
 
+import dataclasses
 import json
 import pathlib
 import platform
@@ -19,11 +20,16 @@ from keras_transformer.config import (
     TransformerConfig,
     model,
 )
+from keras_transformer.config import options as config_options
 from keras_transformer.models import Transformer
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training import RunConfigs, RunDirectory, Stopped, distribution
 from keras_transformer.training.metrics import read_metrics
-from keras_transformer.training.settings import fine_tuning_configs
+from keras_transformer.training.settings import (
+    changed_configs,
+    fine_tuning_configs,
+    new_configs,
+)
 
 _TOY = pathlib.Path(__file__).parents[1] / "models" / "toy_architecture.py"
 
@@ -334,6 +340,29 @@ def test_printed_flags_make_the_same_new_run(call, origin, tmp_path, options, ow
     flags = [f"--flagfile={tmp_path}/file", f"--run_dir={tmp_path}/other", "--print_flags"]
     assert call("train.py", *flags) == printed
     assert not (tmp_path / "new").exists()
+
+
+def test_preset_sizes_an_architecture_without_presets(own_architectures):
+    """It sets the fields that the architecture has; a default preset leaves those of its class."""
+    fields = {
+        "__annotations__": {"model_dim": int},
+        "model_dim": config_options.option(64, "Width."),
+    }
+    own = type("own", (TransformerConfig,), {"architecture": "own", **fields})
+    own = dataclasses.dataclass(frozen=True, kw_only=True)(own)
+
+    def sizes(architecture, **options):
+        model = new_configs({"architecture": architecture, **options}).model.to_dict()
+        names = ("model_dim", "num_layers", "num_heads", "feed_forward_dim")
+        return tuple(model.get(name) for name in names)
+
+    assert own.architecture == "own"
+    assert sizes("own", preset="tiny") == (128, 4, 4, 256)
+    assert sizes("own", preset="small", num_layers=2) == (512, 2, 4, 1024)
+    assert sizes("own") == (64, 4, 4, 256)  # the default preset, but the width of the class
+    assert sizes("bare", preset="tiny") == (128, None, None, None)
+    run = new_configs({"architecture": "own"})
+    assert changed_configs(run, {"preset": "base"}).model.feed_forward_dim == 2048
 
 
 def test_printed_flags_take_another_kind_of_positions(call, tmp_path):
