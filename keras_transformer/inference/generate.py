@@ -38,6 +38,9 @@ from keras_transformer.text import Tokenizer, Vocabulary
 MAX_PHRASE_LENGTH = 64  # tokens of a phrase
 _MAX_PHRASES_BYTES = 1 << 16  # of all phrases of a sentence
 _MAX_FLOAT = 1e6  # of float options: far beyond useful values, and nothing made of it is NaN
+# Tokens by which the minimum length of a request may exceed its source, where translations may be
+# much longer: by one number, a request of a word would take the time of one of 500 words.
+_MAX_EXTRA_MIN_LENGTH = 50
 
 # Types of the columns of a request, by those of the fields.
 _COLUMN_TYPES: dict[Any, tf.DType] = {float: tf.float32, int: tf.int32, tuple[str, ...]: tf.string}
@@ -145,8 +148,9 @@ def read_options(
     """Returns the settings of single sentences from the columns of a request.
 
     No value is an error, since a request shares its batch with others: negative numbers and NaN
-    stand for the configuration's value, and too large ones are clipped. A prefix or a minimum
-    length beyond the longest translation of the row is cut: the whole batch would wait for it.
+    stand for the configuration's value, and too large ones are clipped. A prefix beyond the longest
+    translation of the row is cut, and so is a minimum length beyond that or
+    `_MAX_EXTRA_MIN_LENGTH`: the whole batch would wait for it.
 
     Args:
         columns: a tensor [B] for each name of `option_types`; phrases one to a line.
@@ -157,7 +161,7 @@ def read_options(
     Returns:
         The settings, and which rows have one that cannot be kept as it is, bool [B]: the
         vocabulary lacks characters of the prefix or a phrase, it is too long, or the row asks for
-        a longer output than the configuration has.
+        a longer output than it may have.
     """
     settings: dict[str, Tensor] = {}
     for name, values in columns.items():
@@ -171,9 +175,12 @@ def read_options(
     limit = search.max_extra_length
     is_ignored = settings["max_extra_length"] > limit
     settings["max_extra_length"] = tf.minimum(settings["max_extra_length"], limit)
-    longest = tf.cast(source_lengths, tf.int32) + limit  # [B]
-    is_ignored |= columns["min_length"] > longest
-    settings["min_length"] = tf.minimum(settings["min_length"], longest)
+    source_lengths = tf.cast(source_lengths, tf.int32)
+    most = tf.minimum(max_lengths(settings, source_lengths), source_lengths + _MAX_EXTRA_MIN_LENGTH)
+    shortest = columns["min_length"]
+    is_ignored |= shortest > most
+    settings["min_length"] = tf.where(shortest > most, most, settings["min_length"])
+    longest = source_lengths + limit  # [B]
     prefix = tokenizer.tokenize(columns["prefix"], search.max_source_length + limit + 1)
     lengths = tf.cast(prefix.row_lengths(), tf.int32)
     is_ignored |= (lengths > longest) | _has_unknown(prefix)

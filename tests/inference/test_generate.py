@@ -258,6 +258,20 @@ def test_prefix_and_minimum_are_cut_to_the_longest_translation(translator):
     assert len(set(answer["translations"][:, 0].numpy())) == 1
 
 
+def test_minimum_beyond_the_longest_translation_is_reported(make_translator, translator):
+    (source,) = translator.source_tokenizer.vocabulary.encode(["hello"])
+    limits = [dict(max_length=3), dict(max_extra_length=0)]
+    for limit, longest in zip(limits, (3, len(source)), strict=True):
+        answer = ask(translator, ["hello"] * 2, min_length=[longest, longest + 1], **limit)
+        assert answer["options_ignored"].numpy().tolist() == [False, True]
+    # Where translations may be far longer than sources, a request's minimum may not.
+    answer = ask(make_translator(max_extra_length=90), ["hello"] * 2, min_length=[51, 2**31 - 1])
+    assert answer["options_ignored"].numpy().tolist() == [False, True]
+    assert [len(text.split()) for (text,) in texts(answer)] == [51, 51]
+    configured = make_translator(max_extra_length=90, min_length=60)
+    assert len(texts(ask(configured, ["hello"]))[0][0].split()) >= 60
+
+
 def test_unspellable_phrases_are_rejected_or_ignored(make_translator, translator):
     name = "banned_phrases"
     with pytest.raises(InputError, match=f"{name}: the vocabulary cannot spell 'q😀'; use"):
