@@ -16,7 +16,9 @@ from typing import Any, NamedTuple, Protocol
 
 Tensor = Any  # a tensor of whichever backend Keras runs on
 
-IMPOSSIBLE = -float("inf")  # logit, log-probability or score of what cannot be chosen
+# Logit, log-probability or score of what cannot be chosen: float32's lowest number. Minus infinity
+# would fail TensorFlow's check of numbers.
+IMPOSSIBLE = -3.4028234663852886e38
 NO_SCORE = -1e9  # marks an empty place in an n-best list; finite, since JSON has no infinity
 
 

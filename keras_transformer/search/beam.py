@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import (
+    IMPOSSIBLE,
     DecodingState,
     StepFunction,
     Tensor,
@@ -239,7 +240,7 @@ def best_continuations(
 
     def of_all_tokens() -> tuple[Tensor, ...]:
         log_probs = next_log_probs(logits, spec, rules)
-        blocks = scoring.cut_into_blocks(log_probs, count, tf.float32.min)
+        blocks = scoring.cut_into_blocks(log_probs, count)
         return scoring.top_k_of_rows(blocks, count, state.log_probs)
 
     def of_few_tokens() -> tuple[Tensor, ...]:
@@ -248,7 +249,7 @@ def best_continuations(
             count + spec.num_hypotheses * rules.forbidden_ids.shape[2],
             spec.num_hypotheses * vocabulary_size,
         )
-        blocks = scoring.cut_into_blocks(tf.cast(logits, tf.float32), count, tf.float32.min)
+        blocks = scoring.cut_into_blocks(tf.cast(logits, tf.float32), count)
         largest, rest = scoring.log_normalizers(blocks)
         log_probs, parents, ids = scoring.top_k_of_rows(
             blocks, most, -largest, state.log_probs - rest
@@ -270,10 +271,9 @@ def best_continuations(
 def next_log_probs(logits: Tensor, spec: SearchSpec, rules: Rules) -> Tensor:
     """Returns the log-probabilities of the next tokens, float32 [B, W, V].
 
-    What is forbidden has float32's lowest number (so that TensorFlow's check of numbers passes), or
-    -inf from a constraint's `forbid`.
-    They are over all tokens, as in training: the others do not get the share of what is forbidden.
-    A forced token counts at its own probability, after `adjust` and whatever is forbidden.
+    What is forbidden is `IMPOSSIBLE`, or -inf if a constraint's `forbid` returns that. They are
+    over all tokens, as in training: the others do not get the share of what is forbidden. A forced
+    token counts at its own probability, after `adjust` and whatever is forbidden.
     """
 
     def changed(method: str, logits: Tensor) -> Tensor:
@@ -284,16 +284,16 @@ def next_log_probs(logits: Tensor, spec: SearchSpec, rules: Rules) -> Tensor:
 
     logits = changed("adjust", tf.cast(logits, tf.float32))
     # With the same rounding as where no constraint is active.
-    blocks = scoring.cut_into_blocks(logits, 2 * spec.num_hypotheses, tf.float32.min)
+    blocks = scoring.cut_into_blocks(logits, 2 * spec.num_hypotheses)
     largest, rest = scoring.log_normalizers(blocks, branches=not spec.capacities)
     log_probs = logits - largest[..., None] - rest[..., None]
-    allowed = changed("forbid", forbid_ids(log_probs, rules.forbidden_ids, tf.float32.min))
+    allowed = changed("forbid", forbid_ids(log_probs, rules.forbidden_ids))
     forced = rules.forced_ids[:, None, None]  # [B, 1, 1]
     is_forced = forced != spec.pad_id
 
     def with_forced() -> Tensor:
         is_allowed = ~is_forced | (tf.range(log_probs.shape[2]) == forced)  # [B, 1, V]
-        return tf.where(is_allowed, tf.where(is_forced, log_probs, allowed), tf.float32.min)
+        return tf.where(is_allowed, tf.where(is_forced, log_probs, allowed), IMPOSSIBLE)
 
     result = _choose(spec, tf.reduce_any(is_forced), with_forced, lambda: allowed)
     return tf.ensure_shape(result, [None, spec.num_hypotheses, None])

@@ -111,14 +111,13 @@ class Constraint(Protocol):
         return None
 
     def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        """Returns logits [B, W, V] with those of more tokens at -inf; see `forbid_ids`.
+        """Returns logits [B, W, V] with those of more tokens at `IMPOSSIBLE`; see `forbid_ids`.
 
         By default those of `forbidden_ids`, which a search also applies where a subclass overrides
         this.
 
         Args:
-            logits: normalized: log-probabilities, with -inf or float32's lowest number for what is
-                forbidden already.
+            logits: normalized: log-probabilities, `IMPOSSIBLE` for what is forbidden already.
             hypotheses: to continue.
         """
         ids = self.forbidden_ids(hypotheses)
@@ -132,23 +131,22 @@ class Constraint(Protocol):
         return None
 
 
-def forbid_ids(logits: Tensor, ids: Tensor, value: float = IMPOSSIBLE) -> Tensor:
-    """Returns logits [B, W, V] with those of some tokens at -inf, or another value.
+def forbid_ids(logits: Tensor, ids: Tensor) -> Tensor:
+    """Returns logits [B, W, V] with those of some tokens at `IMPOSSIBLE`.
 
     Args:
         logits: of the next tokens.
         ids: int32 [B or 1, W or 1, N]. PAD, which is never generated, stands for none.
-        value: of what is forbidden.
     """
     ids = tf.convert_to_tensor(ids)
     if ids.shape[2] is not None and ids.shape[2] <= _FEW:
         is_forbidden = False
         for number in range(ids.shape[2]):
             is_forbidden |= tf.range(logits.shape[2]) == ids[:, :, number, None]  # [B, W, V]
-        return tf.where(is_forbidden, value, logits)
+        return tf.where(is_forbidden, IMPOSSIBLE, logits)
     shape = [*tf.unstack(tf.shape(logits)[:2]), tf.shape(ids)[2]]
     ids = tf.broadcast_to(ids, shape)
-    return tf.tensor_scatter_nd_update(logits, indices_of(ids), tf.fill(shape, value))
+    return tf.tensor_scatter_nd_update(logits, indices_of(ids), tf.fill(shape, IMPOSSIBLE))
 
 
 def indices_of(ids: Tensor) -> Tensor:

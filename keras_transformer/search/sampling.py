@@ -112,7 +112,9 @@ def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
     """Returns logits divided by the temperature, float32 [B] above 0; 1 is neutral.
 
     Low temperatures make probable tokens more probable (Ackley, Hinton and Sejnowski 1985).
+    Forbidden tokens stay finite.
     """
+    logits = tf.maximum(logits, NOTHING)
     divisor = tf.maximum(temperature, _LOWEST_TEMPERATURE)[:, None, None]
     is_neutral = tf.reduce_all(temperature == 1.0)
     return tf.cond(is_neutral, lambda: logits, lambda: logits / divisor)
@@ -175,7 +177,7 @@ def draw_tokens(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:
     one float32 sum over a large vocabulary would lose its rare tokens.
 
     Args:
-        logits: float32 [B, W, V], V static; -inf or float32's lowest number where forbidden.
+        logits: float32 [B, W, V], V static; `NOTHING` or less where forbidden.
         seeds: int32 or int64 [B] or [1]. Sentences with the same seed and logits get the same
             samples; hypotheses of a sentence, and times, get independent ones.
         time: int32 [], tokens that the hypotheses have.
@@ -186,7 +188,7 @@ def draw_tokens(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:
     size = math.isqrt(logits.shape[-1] - 1) + 1
     num_groups = -(-logits.shape[-1] // size)
     # Not -inf, which would turn a row of -inf into NaN.
-    largest = tf.maximum(tf.reduce_max(logits, axis=-1, keepdims=True), tf.float32.min)
+    largest = tf.maximum(tf.reduce_max(logits, axis=-1, keepdims=True), IMPOSSIBLE)
     weights = tf.exp(logits - largest)  # [B, W, V]
     weights = tf.pad(weights, [[0, 0], [0, 0], [0, num_groups * size - logits.shape[-1]]])
     groups = tf.reshape(weights, [-1, logits.shape[1], num_groups, size])  # [B, W, G, S]

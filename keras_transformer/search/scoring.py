@@ -75,7 +75,7 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Returns what `tf.math.top_k` returns, several times as fast on a CPU for long rows.
 
     Args:
-        values: float [..., any], its last dimension static.
+        values: finite, float [..., any], its last dimension static.
         k: how many, at most as many as a row has.
 
     Returns:
@@ -94,7 +94,7 @@ class Blocks(NamedTuple):
     maxima: Tensor  # float [B, W, blocks]
 
 
-def cut_into_blocks(rows: Tensor, k: int, padding_value: float = IMPOSSIBLE) -> Blocks:
+def cut_into_blocks(rows: Tensor, k: int) -> Blocks:
     """Returns the blocks of rows [B, W, V], of which the `k` largest numbers are needed."""
     num_rows, width = rows.shape[1:]
     # A divisor of the width saves padding, and multiples of 8 fill vector registers.
@@ -103,7 +103,7 @@ def cut_into_blocks(rows: Tensor, k: int, padding_value: float = IMPOSSIBLE) -> 
     if num_rows * width < 4 * k * size:  # so few blocks that most would be chosen
         size = width
     if padding := -width % size:
-        rows = tf.pad(rows, [[0, 0], [0, 0], [0, padding]], constant_values=padding_value)
+        rows = tf.pad(rows, [[0, 0], [0, 0], [0, padding]], constant_values=IMPOSSIBLE)
     values = tf.reshape(rows, [-1, num_rows, (width + padding) // size, size])
     return Blocks(values, tf.reduce_max(values, axis=3))
 

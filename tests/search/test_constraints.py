@@ -19,6 +19,7 @@ from plain_search import (
 from table_model import TableModel
 
 from keras_transformer.config import UNK_ID
+from keras_transformer.decoding import IMPOSSIBLE
 from keras_transformer.search import (
     BannedPhrases,
     ForbidUnknown,
@@ -45,7 +46,11 @@ def view_of(constraint, tokens):
 def forbidden(constraint, tokens):
     """Returns the ids that a constraint forbids after the tokens, PAD aside."""
     logits = constraint.forbid(tf.zeros([1, 1, VOCABULARY]), view_of(constraint, tokens))
-    return [token for token in np.flatnonzero(logits[0, 0] == -INF).tolist() if token != PAD]
+    return [
+        token
+        for token in np.flatnonzero(logits[0, 0] == np.float32(IMPOSSIBLE)).tolist()
+        if token != PAD
+    ]
 
 
 def test_repetition_penalty_counts_a_token_once():

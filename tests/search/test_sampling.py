@@ -18,6 +18,7 @@ from plain_search import (
 )
 from table_model import TableModel
 
+from keras_transformer.decoding import IMPOSSIBLE
 from keras_transformer.errors import InputError
 from keras_transformer.search import sample, sentence_seeds
 from keras_transformer.search.sampling import draw_tokens, keep_most_probable
@@ -152,7 +153,7 @@ HALVES = [0.0, 0.5, 0.0, 0.5]  # what is forbidden stays forbidden
 def test_top_k_and_top_p_keep_the_most_probable_tokens(probabilities, top_k, top_p, expected):
     logits = tf.math.log(tf.constant([[probabilities]], tf.float32))
     found = keep_most_probable(logits, tf.constant([top_k]), tf.constant([top_p])).numpy()
-    assert np.flatnonzero(found[0, 0] > -INF).tolist() == expected
+    assert np.flatnonzero(found[0, 0] > IMPOSSIBLE).tolist() == expected
     np.testing.assert_array_equal(found[0, 0, expected], logits.numpy()[0, 0, expected])
 
 
@@ -164,7 +165,7 @@ def test_filters_equal_plain_loop(vocabulary, scale):
     logits = np.round(logits * scale, 1)  # with ties
     top_k = [0, 5, 300, 0, 500, 0]
     top_p = [0.9, 1.0, 0.973, 0.3, 0.512, 1.0]
-    expected = np.full_like(logits, -INF)
+    expected = np.full_like(logits, IMPOSSIBLE)
     for row, beam in np.ndindex(6, 2):
         values = logits[row, beam].astype(np.float64)
         best = sorted(range(vocabulary), key=lambda i, values=values: (-values[i], i))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.decoding import IMPOSSIBLE
 from keras_transformer.search.scoring import coverage_penalty, final_scores, length_penalty, top_k
 
 
@@ -45,7 +46,7 @@ def test_top_k_equals_tensorflow_ties_included(width, values):
         "distinct": random.standard_normal(shape),
         "many equal": random.integers(0, 6, shape),
         "all equal": np.full(shape, -7.0),
-        "one finite": np.where(np.arange(width) == width - 1, -9.0, np.full(shape, -np.inf)),
+        "one finite": np.where(np.arange(width) == width - 1, -9.0, np.full(shape, IMPOSSIBLE)),
     }[values].astype("f")
     expected = tf.math.top_k(rows, 5)
     found = top_k(tf.constant(rows), 5)
