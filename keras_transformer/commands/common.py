@@ -131,13 +131,19 @@ def load_translator(
         precision: what the model computes in, and stores its weights in.
 
     Raises:
-        InputError: a checkpoint is damaged, or the runs' vocabularies differ.
+        InputError: a checkpoint is damaged, or the runs' tasks or vocabularies differ.
     """
     from keras_transformer.models import Ensemble
 
     runs = [run for run, _ in checkpoints]
     source, target = runs[0].vocabularies()
-    for run in runs[1:]:
+    tasks = [run.configs().task.name for run in runs]
+    for run, task in zip(runs[1:], tasks[1:], strict=True):
+        if task != tasks[0]:
+            raise InputError(
+                f"the task of {run.path} is {task}, that of {runs[0].path} is {tasks[0]}; an "
+                "ensemble needs runs of one task"
+            )
         fingerprints = [vocabulary.fingerprint for vocabulary in run.vocabularies()]
         if fingerprints != [source.fingerprint, target.fingerprint]:
             raise InputError(

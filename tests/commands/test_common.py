@@ -1,5 +1,6 @@
 """What all commands share: flags, help, one-line errors, and what happens to their output."""
 
+import json
 import os
 import pathlib
 import re
@@ -9,10 +10,13 @@ import textwrap
 import time
 
 import pytest
+import tiny_run
 from absl import flags
 
 import keras_transformer
+from keras_transformer.commands import common
 from keras_transformer.commands.main import COMMANDS, main
+from keras_transformer.errors import InputError
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 _SCRIPTS = ("benchmark", *COMMANDS)
@@ -241,3 +245,12 @@ def test_ctrl_c_exits_with_130_and_one_line(start, write_script):
     _, err = process.communicate(timeout=1200)
     assert process.returncode == 130
     assert err.strip() == "small.py: interrupted"
+
+
+def test_ensemble_of_different_tasks_is_rejected(tmp_path):
+    runs = [tiny_run.create(tmp_path / name) for name in ("translates", "parses")]
+    config = json.loads((runs[1].path / "config.json").read_text())
+    config["task"] = {"name": "parsing"}
+    (runs[1].path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"parses is parsing, that of .*translates is translation"):
+        common.load_translator([(run, "average") for run in runs])
