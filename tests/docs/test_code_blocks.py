@@ -19,7 +19,8 @@ _OF_OTHERS = {  # flags of other programs: of the model server, pytest, docker, 
     "rest_api_num_threads", "xla_cpu_compilation_enabled", "xla_cpu_prefer_vector_width",
     "xla_gpu_enable_triton_gemm",
     "model_config_file_poll_wait_seconds", "grpc_channel_arguments", "slow", "help", "print",
-    "cpus", "memory",  # of docker
+    "build", "cpus", "memory",  # of docker
+    "runner", "dask_npartitions",  # of Apache Beam
     "version", "flagfile", "check", "recompute", "overlap_with", "categories_of",  # two of examples
 }  # fmt: skip
 

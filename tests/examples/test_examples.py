@@ -10,6 +10,8 @@ import sys
 import keras
 import pytest
 
+from keras_transformer import load_exported
+
 _EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 pytestmark = pytest.mark.slow
@@ -55,6 +57,21 @@ def test_python_alone_trains_and_exports(run, tmp_path):
     output = run("train_and_export", tmp_path / "work")
     assert "a small red tree -> ein kleiner roter Baum (" in output
     assert (tmp_path / "work" / "export" / "1" / "saved_model.pb").is_file()
+
+
+def test_beam_translates_a_file_in_parts_once(run, exported, texts, tmp_path):
+    pytest.importorskip("apache_beam", reason="Apache Beam is not installed")
+    source, output = texts / "test.en", tmp_path / "output.xx"
+    arguments = (exported, source, output, "--lines=5", "--runner=DirectRunner")
+    run("translate_with_beam", *arguments)
+    lines = source.read_text("utf-8").splitlines()
+    expected = [result.text for result in load_exported(exported).translate(lines)]
+    assert output.read_text("utf-8").splitlines() == expected
+    first, second, _ = sorted((tmp_path / "output.xx.parts-5").iterdir())
+    first.unlink()
+    second.write_text("finished\n")
+    run("translate_with_beam", *arguments)
+    assert output.read_text("utf-8").splitlines() == [*expected[:5], "finished", *expected[10:]]
 
 
 def test_notebook_prints_what_it_shows(monkeypatch, capsys):
