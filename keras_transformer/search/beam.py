@@ -238,12 +238,12 @@ def best_continuations(
     count = 2 * spec.num_hypotheses
     vocabulary_size = logits.shape[2]
 
-    def of_all_tokens() -> tuple[Tensor, ...]:
+    def rank_all_tokens() -> tuple[Tensor, ...]:
         log_probs = next_log_probs(logits, spec, rules)
         blocks = scoring.cut_into_blocks(log_probs, count)
         return scoring.top_k_of_rows(blocks, count, state.log_probs)
 
-    def of_few_tokens() -> tuple[Tensor, ...]:
+    def rank_before_forbidding() -> tuple[Tensor, ...]:
         # Of so many continuations at least 2W are not forbidden.
         most = min(
             count + spec.num_hypotheses * rules.forbidden_ids.shape[2],
@@ -262,7 +262,10 @@ def best_continuations(
     is_active = [is_active for *_, is_active in rules.constraints]
     is_forced = rules.forced_ids != spec.pad_id  # [B]
     log_probs, parents, ids = _choose(
-        spec, tf.reduce_any(tf.concat([is_active, is_forced], axis=0)), of_all_tokens, of_few_tokens
+        spec,
+        tf.reduce_any(tf.concat([is_active, is_forced], axis=0)),
+        rank_all_tokens,
+        rank_before_forbidding,
     )
     log_probs = tf.where(exists(log_probs), log_probs, NOTHING)
     return log_probs, parents, tf.minimum(ids, vocabulary_size - 1)  # padding is beyond
@@ -325,7 +328,7 @@ def finish(
         parents: int32 [B, any], the hypotheses that end.
     """
     old = state.finished
-    coverage, tokens, ancestors = _of_parents(
+    coverage, tokens, ancestors = _gather_parents(
         (state.model.coverage, state.tokens, state.ancestors if state.history else ()),
         parents,
     )
@@ -353,7 +356,7 @@ def extend(
     if parents is not None and spec.num_hypotheses > 1:
         # The KV cache stays where it is; the ancestors say which of its entries belong to whom.
         moved = {"recurrent_state": state.model.recurrent_state, "coverage": state.model.coverage}
-        tokens, ancestors, moved, constraints = _of_parents(
+        tokens, ancestors, moved, constraints = _gather_parents(
             (state.tokens, state.ancestors, moved, state.constraints), parents
         )
         state = state._replace(
@@ -375,7 +378,7 @@ def extend(
     )
 
 
-def _of_parents(nest: Any, parents: Tensor) -> Any:
+def _gather_parents(nest: Any, parents: Tensor) -> Any:
     """Returns a nest of [B, W, ...] for the hypotheses `parents` [B, any]."""
     return tf.nest.map_structure(
         lambda leaf: None if leaf is None else tf.gather(leaf, parents, batch_dims=1), nest

@@ -72,7 +72,7 @@ class Constraint(Protocol):
     inputs: Any
 
     def initial_state(self, inputs: Any, num_hypotheses: int) -> Any:
-        """Returns what the constraint remembers of empty hypotheses, nest of tensors [B, W, ...].
+        """Returns the state of empty hypotheses, nest of tensors [B, W, ...].
 
         The search reorders it when hypotheses branch or are dropped. Shapes must not change.
         """

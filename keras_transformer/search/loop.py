@@ -132,8 +132,8 @@ def start_search(
         max_lengths = tf.minimum(max_lengths, max_length_bound)
         result_length = max_length_bound + 1
     alpha, beta = (
-        repeat_for_each_sentence(tf.cast(each, tf.float32), batch_size)[:, None]
-        for each in (length_penalty, coverage_penalty)
+        repeat_for_each_sentence(tf.cast(value, tf.float32), batch_size)[:, None]
+        for value in (length_penalty, coverage_penalty)
     )
     # All that a step looks up. A power of each length in the loop would be several operations.
     divisors, longest_divisor = (
@@ -149,7 +149,7 @@ def start_search(
         longest_divisor=longest_divisor,
         beta=beta,
         constraints=repeat_for_each_sentence(
-            tuple(each.inputs for each in constraints), batch_size
+            tuple(constraint.inputs for constraint in constraints), batch_size
         ),
         options=repeat_for_each_sentence(dict(options or {}), batch_size),
     )

@@ -136,21 +136,24 @@ def keep_most_probable(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
     def changed() -> Tensor:
         # Sorting the vocabulary takes long: first see whether few candidates are enough.
-        kept, is_sure = _keep_among(logits, min(_FEW, logits.shape[-1]), top_k, top_p)
-        kept = tf.cond(
+        filtered, is_sure = _filter_best(logits, min(_FEW, logits.shape[-1]), top_k, top_p)
+        filtered = tf.cond(
             tf.reduce_all(is_sure | ~is_filtered),
-            lambda: kept,
-            lambda: tf.where(is_sure, kept, _keep_among(logits, logits.shape[-1], top_k, top_p)[0]),
+            lambda: filtered,
+            lambda: tf.where(
+                is_sure, filtered, _filter_best(logits, logits.shape[-1], top_k, top_p)[0]
+            ),
         )
-        return tf.where(is_filtered, kept, logits)
+        return tf.where(is_filtered, filtered, logits)
 
     return tf.cond(tf.reduce_any(is_filtered), changed, lambda: logits)
 
 
-def _keep_among(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what `keep_most_probable` keeps of the `count` most probable tokens.
+def _filter_best(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Filters the `count` most probable tokens; all others are forbidden.
 
-    Also returns whether more candidates would give the same result, bool [B, W, 1].
+    Returns:
+        Logits [B, W, V], and whether more candidates would give the same ones, bool [B, W, 1].
     """
     size = logits.shape[-1]
     limit = tf.where(top_k > 0, tf.minimum(top_k, size), size)[:, None, None]
@@ -164,9 +167,9 @@ def _keep_among(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tup
     is_needed = (tf.cumsum(weights, axis=-1, exclusive=True) < bound) | (share >= 1.0)
     is_kept = is_needed & (tf.range(count) < limit) | (tf.range(count) == 0)
     is_sure = (limit <= count) | ((limit == size) & ~is_kept[..., -1:])
-    kept = tf.where(is_kept, best, IMPOSSIBLE)
+    best = tf.where(is_kept, best, IMPOSSIBLE)
     nothing = tf.fill(tf.shape(logits), IMPOSSIBLE)
-    return tf.tensor_scatter_nd_max(nothing, indices_of(ids), kept), is_sure
+    return tf.tensor_scatter_nd_max(nothing, indices_of(ids), best), is_sure
 
 
 def draw_tokens(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def length_penalty(lengths: Tensor, alpha: Tensor, form: str = "gnmt") -> Tensor
 
 
 def coverage_penalty(coverage: Tensor, beta: Tensor) -> Tensor:
-    """Returns what is added to the score of each hypothesis (Wu et al. 2016, eq. 14).
+    """Returns the addend to the score of each hypothesis (Wu et al. 2016, eq. 14).
 
     beta * sum over source tokens i of log(min(coverage_i, 1)): 0 if every token received a total
     attention weight of 1 or more, negative otherwise.
@@ -72,7 +72,7 @@ def final_scores(
 
 
 def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns what `tf.math.top_k` returns, several times as fast on a CPU for long rows.
+    """Does what `tf.math.top_k` does, several times as fast on a CPU for long rows.
 
     Args:
         values: finite, float [..., any], its last dimension static.
@@ -154,11 +154,11 @@ def log_normalizers(logits: Blocks, branches: bool = True) -> tuple[Tensor, Tens
     def log_sum(values: Tensor) -> Tensor:
         return tf.math.log(tf.reduce_sum(tf.exp(values), axis=[2, 3]))
 
-    def of_large_logits() -> Tensor:
+    def log_sum_shifted() -> Tensor:
         return log_sum(logits.values - largest[..., None, None])
 
     if not branches:
-        return largest, of_large_logits()
+        return largest, log_sum_shifted()
     # Without XLA the subtraction is another pass, which is needless where all logits are small.
     is_small = tf.reduce_all(tf.abs(largest) < _LARGE)
-    return largest, tf.cond(is_small, lambda: log_sum(logits.values) - largest, of_large_logits)
+    return largest, tf.cond(is_small, lambda: log_sum(logits.values) - largest, log_sum_shifted)
