@@ -182,7 +182,7 @@ def read_scores(answer: Mapping[str, Any]) -> list[Score]:
     is_cut = answer.get("is_cut", [False] * len(scores))  # not in exports of other programs
     columns = (scores, answer["token_scores"], answer["lengths"], is_cut)
     return [
-        Score(float(score), [float(each) for each in token_scores[:length]], bool(is_cut))
+        Score(float(score), [float(value) for value in token_scores[:length]], bool(is_cut))
         for score, token_scores, length, is_cut in zip(*columns, strict=True)
     ]
 
@@ -242,7 +242,7 @@ class Alignment(NamedTuple):
 
 def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
     """Returns the alignment of each sentence from the outputs of the signature `attention`."""
-    return [Alignment.of(*each) for each in read_attention(answer)]
+    return [Alignment.of(*attention) for attention in read_attention(answer)]
 
 
 def align_by_attention(

@@ -318,7 +318,7 @@ def option_inputs(
     columns, changed = {}, {}
     for name, dtype in known.items():
         values = _spread(name, options.get(name), count)
-        columns[name] = InputValues([_as_sent(name, dtype, each) for each in values], dtype)
+        columns[name] = InputValues([_as_sent(name, dtype, value) for value in values], dtype)
         if name in options and name in SearchConfig.__dataclass_fields__:
             changed[name] = [value is not None for value in values]
     # A model would silently use other values instead of invalid ones.
@@ -341,7 +341,7 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
     if value is None or isinstance(value, str | numbers.Real) or not isinstance(value, Iterable):
         return [value] * count
     values = list(value)
-    if name == "banned_phrases" and all(isinstance(each, str) for each in values):
+    if name == "banned_phrases" and all(isinstance(phrase, str) for phrase in values):
         return [values] * count
     if len(values) != count:
         raise InputError(

@@ -303,10 +303,10 @@ def head_statistics(attentions: Sequence[np.ndarray], kind: str) -> dict[str, np
         in bits; "distance": the mean distance from the row's own place in tokens.
     """
     rows = [_row_statistics(weights, end=0 if kind == "decoder" else -1) for weights in attentions]
-    joined = {name: np.concatenate([each[name] for each in rows], axis=-1) for name in rows[0]}
+    joined = {name: np.concatenate([row[name] for row in rows], axis=-1) for name in rows[0]}
     return {
-        name: np.nansum(each, axis=-1) / np.maximum(np.sum(~np.isnan(each), axis=-1), 1)
-        for name, each in joined.items()
+        name: np.nansum(values, axis=-1) / np.maximum(np.sum(~np.isnan(values), axis=-1), 1)
+        for name, values in joined.items()
     }
 
 

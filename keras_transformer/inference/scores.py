@@ -125,7 +125,7 @@ def _map_rows(
         (tf.constant(0), none),
         shape_invariants=(
             tf.TensorShape([]),
-            tf.nest.map_structure(lambda each: tf.TensorShape([None] * each.shape.rank), none),
+            tf.nest.map_structure(lambda part: tf.TensorShape([None] * part.shape.rank), none),
         ),
         parallel_iterations=1,  # by default ten chunks are in memory at once
     )

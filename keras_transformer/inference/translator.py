@@ -401,8 +401,8 @@ def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:
 
     A server does not check ranks: it would flatten a matrix.
     """
-    first, *others = (tf.ensure_shape(each, [None]) for each in (first, *others))
-    sizes = [tf.size(each) == tf.size(first) for each in others]
+    first, *others = (tf.ensure_shape(column, [None]) for column in (first, *others))
+    sizes = [tf.size(column) == tf.size(first) for column in others]
     if not sizes:
         return first
     with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes), [message])]):

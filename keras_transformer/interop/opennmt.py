@@ -78,8 +78,8 @@ def read_opennmt_py(path: pathlib.Path, import_options: ImportOptions) -> Foreig
         raise InputError(f"{path} has {len(files)} checkpoints; name one file")
     (file,) = files
     state = read_pytorch(file)
-    found = state if isinstance(state, dict) else {}
-    parts = [found.get(name) for name in ("model", "generator", "opt", "vocab")]
+    entries = state if isinstance(state, dict) else {}
+    parts = [entries.get(name) for name in ("model", "generator", "opt", "vocab")]
     model, generator, opt, vocab = (part if isinstance(part, dict) else {} for part in parts)
     if not (model and generator and opt and vocab):
         raise InputError(

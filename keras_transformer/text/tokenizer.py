@@ -86,7 +86,7 @@ class Tokenizer(tf.Module):
         columns = self._known(ids), surfaces
         if words is None:
             return columns
-        ids, surfaces = (words.with_flat_values(each).merge_dims(1, 2) for each in columns)
+        ids, surfaces = (words.with_flat_values(column).merge_dims(1, 2) for column in columns)
         return ids, surfaces
 
     def _cut(self, text: tf.Tensor, max_tokens: int) -> tf.Tensor:
