@@ -311,9 +311,15 @@ def option_inputs(
     known = {name: dtype for name, dtype in inputs.items() if name != "text"}
     unknown = sorted(set(options) - set(known))
     if unknown:
+        advice = ""
+        if set(unknown) <= set(SearchConfig.fields_with()):  # of the whole search
+            advice = (
+                "; give it to Translator, as in search=SearchConfig(beam_size=2), or to "
+                "Translator.load(name, beam_size=2)"
+            )
         raise InputError(
             f"the model has no option {', '.join(unknown)} that can change from sentence to "
-            f"sentence; it has {', '.join(sorted(known)) or 'none'}"
+            f"sentence; it has {', '.join(sorted(known)) or 'none'}{advice}"
         )
     columns, changed = {}, {}
     for name, dtype in known.items():

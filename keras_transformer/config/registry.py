@@ -40,7 +40,7 @@ def find_class(classes: dict[str, type[T]], name: str, kind: str) -> type[T]:
     """
     if name not in classes:
         raise NotRegisteredError(
-            f"{kind} must be one of {', '.join(classes)}, got {name!r}; import the module that "
-            "registers it first (commands: --user_module)"
+            f"{kind} must be one of {', '.join(classes)}, got {name!r}; if it is yours, give "
+            "commands --user_module=FILE, and in Python import its module first"
         )
     return classes[name]

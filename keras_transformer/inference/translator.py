@@ -94,6 +94,13 @@ class Translator(BatchTranslator):
         target = target or source
         search = search or (task.search_config() if task else SearchConfig())
         super().__init__(self.function, target, search.max_extra_length, source.language_codes)
+        sizes = {"source": model.config.vocabulary_size, "target": model.config.target_size}
+        for (side, size), vocabulary in zip(sizes.items(), (source, target), strict=True):
+            if size != vocabulary.size:
+                raise InputError(
+                    f"the model has {size} {side} tokens, the vocabulary {vocabulary.size}; give "
+                    "the vocabularies of the model"
+                )
         if search.coverage_penalty and not hasattr(model, "attention"):
             raise InputError(
                 f"coverage_penalty={search.coverage_penalty} needs a model with attention; "

@@ -55,6 +55,11 @@ def find_format(path: pathlib.Path) -> str:
     """
     if not path.exists():
         raise InputError(f"{path} does not exist; give the folder of a model, or its file")
+    if path.suffix == ".keras":
+        raise InputError(
+            f"{path} is a Keras model, without vocabularies; load it by keras.models.load_model, "
+            "and give it to Translator(model, vocabulary)"
+        )
     names = [name for name, format in FORMATS.items() if format.is_there(path)]
     if not names:
         raise InputError(

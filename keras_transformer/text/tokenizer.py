@@ -106,7 +106,8 @@ class Tokenizer(tf.Module):
         `Vocabulary.encode`, but an unknown token.
         """
         text = self._without_invisible(text)
-        if not (codes := self.vocabulary.language_codes):
+        codes = self.vocabulary.language_codes  # without :=, which AutoGraph cannot read
+        if not codes:
             return text
         start = f"^{LANGUAGE_CODE}"
         first = tf.strings.regex_replace(text, f"(?s){start}.*", r"\1")

@@ -62,6 +62,7 @@ from keras_transformer.training.settings import (
 Say = Callable[[str], None]  # called with lines about the progress
 # Files of source and of target sentences, or one file with both sides.
 TextFiles = Path | Sequence[Path]
+_SHOWN_DIFFERENCES = 4  # in the error of a run with other settings
 
 
 class RunDirectory:
@@ -253,9 +254,15 @@ class RunDirectory:
         changed = changed._replace(training=self.resolved(changed.training))
         has_checkpoint = any(self.checkpoints().steps())  # not only step-0, a start
         if differences := configs.differences(changed, has_checkpoint=has_checkpoint):
-            advice = "remove these options to resume it, or give another --run_dir"
+            advice = (
+                "remove these options to resume it, or give another --run_dir, with --start_from "
+                "to begin with its weights"
+            )
             if changed.training.batch_tokens < configs.training.batch_tokens:
                 advice += "; --accumulation_steps needs less memory and may change"
+            if len(differences) > _SHOWN_DIFFERENCES:
+                more = len(differences) - _SHOWN_DIFFERENCES
+                differences = [*differences[:_SHOWN_DIFFERENCES], f"and {more} more"]
             raise InputError(
                 f"run directory {self.path} holds another run: {'; '.join(differences)}; {advice}"
             )

@@ -58,6 +58,16 @@ def test_a_data_set_can_be_mapped(preprocessor):
     assert single[1].numpy().tolist() == [*preprocessor.target.encode(GERMAN[:1])[0], EOS_ID]
 
 
+def test_mapping_logs_nothing(preprocessor, caplog):
+    logger = tf.get_logger()
+    logger.addHandler(caplog.handler)
+    try:
+        next(iter(tf.data.Dataset.from_tensors((ENGLISH, GERMAN)).map(preprocessor)))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert not [record.getMessage() for record in caplog.records]
+
+
 @pytest.mark.parametrize(
     "pairs",
     [

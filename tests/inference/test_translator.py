@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.config import SearchConfig
+from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
 from keras_transformer.sentences import SentenceWarning
@@ -21,6 +22,17 @@ def test_blank_sentences_have_empty_translations(translator, words):
     results = translator.translate(["", "sun", " ", "\t \u3000", "two two"])
     assert _texts(results) == ["", words["sun"], "", "", f"{words['two']} {words['two']}"]
     assert [best.score for best in results if not best.text] == [0.0] * 3
+
+
+@pytest.mark.parametrize("more", [-2, 3])
+def test_vocabulary_of_another_size_is_rejected(trained, more):
+    model, source, target = trained
+    size = source.size + more
+    sizes = dict(vocabulary_size=size, target_vocabulary_size=None, share_embeddings="all")
+    other = Transformer(model.config.replace(**sizes))
+    message = f"the model has {size} source tokens, the vocabulary {source.size}; give"
+    with pytest.raises(InputError, match=message):
+        Translator(other, source, target)
 
 
 @pytest.fixture(scope="module")

@@ -82,7 +82,7 @@ def extend_adapted():
         (lambda _: ModelConfig.from_dict(SIZE), "no architecture; give one of transformer, conv"),
         (
             lambda _: ModelConfig.from_dict(SIZE | {"architecture": "graph"}),
-            "architecture must be one of transformer, conv, got 'graph'; import the module",
+            "architecture must be one of transformer, conv, got 'graph'; if it is yours, give",
         ),
         (
             lambda _: TransformerConfig.from_dict(SIZE | {"architecture": "conv"}),
