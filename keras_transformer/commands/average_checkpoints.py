@@ -37,8 +37,12 @@ def main(arguments: list[str]) -> None:
         else:
             steps = checkpoints.newest(_LAST.value)
             if len(steps) < _LAST.value:
-                raise InputError(f"--last={_LAST.value} is more than the {len(steps)} checkpoints")
+                raise InputError(
+                    f"--last={_LAST.value} is more than the checkpoints that the run has, steps "
+                    f"{', '.join(map(str, steps))}"
+                )
         model = build_model(configs.model, dtype="float32")
         checkpoints.average(model, steps)
         checkpoints.save_weights(model)
-        print(f"Averaged steps {', '.join(map(str, steps))} into {checkpoints.folder / 'average'}.")
+        names = f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+        print(f"Averaged {names} into {checkpoints.folder / 'average'}.")

@@ -58,6 +58,7 @@ def main(arguments: list[str]) -> None:
                 {
                     "baseline": arguments[0],
                     "runs": records,
+                    "differences": _differences(runs),
                     "sentences": len(text.source),
                     "test_set_sha256": digest(text),
                     "versions": package_versions(),
@@ -67,6 +68,9 @@ def main(arguments: list[str]) -> None:
         )
         return
     _print_table(records, task)
+    print(f"sentences: {len(text.source):,}")
+    if differences := _differences(runs):
+        print(f"settings that differ: {', '.join(differences)}")
 
 
 def _find_runs(paths: list[str]) -> "Runs":
@@ -82,6 +86,22 @@ def _find_runs(paths: list[str]) -> "Runs":
         if first != path:
             raise InputError(f"{path} and {first} are one checkpoint; name different ones")
     return runs
+
+
+def _differences(runs: "Runs") -> dict[str, dict[str, Any]]:
+    """Returns the settings of model, data and training that differ, with the value of each run."""
+    settings: dict[str, _Record] = {}
+    for name, (run, _) in runs.items():
+        values = run.configs().to_dict()
+        parts = [values[part] or {} for part in ("model", "data", "training")]
+        settings[name] = {key: value for part in parts for key, value in part.items()}
+    names = dict.fromkeys(key for values in settings.values() for key in values)
+    columns = {key: {name: values.get(key) for name, values in settings.items()} for key in names}
+    return {
+        key: values
+        for key, values in columns.items()
+        if any(value != next(iter(values.values())) for value in values.values())
+    }
 
 
 def _task(runs: "Runs") -> Task:
@@ -140,7 +160,7 @@ def _translate(
 def _print_table(records: dict[str, _Record], task: Task) -> None:
     header = ["run", "checkpoint", "parameters", "updates", "target tokens", "FLOPs"]
     is_translation = task.name == "translation"
-    header += ["BLEU", "p", "chrF", "p", "length"] if is_translation else [task.metric.label]
+    header += ["BLEU", "p", "chrF", "p", "length ratio"] if is_translation else [task.metric.label]
     rows = [header]
     for name, record in records.items():
         cost = record["cost"]

@@ -185,7 +185,7 @@ def cost_summary(last: Row, training: TrainingConfig) -> list[str]:
     tokens, seconds, flops = last["target_tokens"], last["seconds"], last["flops"]
     hours, minutes = int(seconds) // 3600, int(seconds) // 60 % 60
     lines = [
-        f"Trained {last['step']:,} steps on {tokens:,.0f} target tokens "
+        f"Trained {last['step']:,} step{'s' * (last['step'] != 1)} on {tokens:,.0f} target tokens "
         f"in {hours}:{minutes:02}:{int(seconds) % 60:02}, {tokens / seconds:,.0f} tokens/s "
         "(without validation and checkpoints).",
         f"Model FLOPs: {flops:.3g}, {last['padded_flops']:.3g} with padding, in "

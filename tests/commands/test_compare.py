@@ -49,6 +49,18 @@ def test_table_has_a_row_for_each_run(compare, run_dir, texts):
     assert first.split()[:2] == [str(run_dir), "average"]
     assert second.split()[1] == "step-300"
     assert notes[0].startswith(f"p: of the difference from {run_dir}")
+    assert notes[-1] == "sentences: 10"  # of one run: no setting differs
+
+
+def test_settings_that_differ_are_named(compare, run_dir, tmp_path):
+    other = shutil.copytree(run_dir, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["training"] |= {"seed": 9, "label_smoothing": 0.25}
+    (other / "config.json").write_text(json.dumps(config))
+    result = compare(run_dir, other)
+    assert result.out.splitlines()[-1] == "settings that differ: label_smoothing, seed"
+    record = json.loads(compare(run_dir, other, "--json").out)
+    assert record["differences"]["seed"] == {str(run_dir): 1, str(other): 9}
 
 
 def test_runs_that_cannot_be_compared_are_reported(

@@ -46,7 +46,7 @@ def test_average_checkpoints_selects_steps(call, refused, run_dir, tmp_path):
     average = copy / "checkpoints" / "average"
     run_dir = f"--run_dir={copy}"
     result = call("average_checkpoints.py", run_dir, "--last=1")
-    assert result == (0, f"Averaged steps 300 into {average}.\n", "")
+    assert result == (0, f"Averaged step 300 into {average}.\n", "")
     models = [RunDirectory(copy).load_model(name) for name in ("average", "300")]
     for weight, expected in zip(*(model.weights for model in models), strict=True):
         np.testing.assert_array_equal(weight, expected)

@@ -61,7 +61,7 @@ def _contents(folder, *others):
         (f"export {_EXPORT} --xla_lengths=8", "--xla_lengths cannot be combined with --noxla"),
         (f"export {_EXPORT} --format=ctranslate2 --beam_size=1", "--beam_size cannot be combined"),
         (f"export {_EXPORT} --format=transformers --quantization=int8", "--quantization cannot be"),
-        ("average_checkpoints --run_dir=run --last=3", "--last=3 is more than the 2"),
+        ("average_checkpoints --run_dir=run --last=3", "--last=3 is more than the checkpoints"),
         ("learn_vocabulary --output=two three", "two already exists; choose another --output"),
         ("plot_run none", "no metrics in ... metrics.jsonl yet"),
         ("plot_run run --published=wmt14_en_fr", "needs FLOPs to compare"),

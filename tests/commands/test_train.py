@@ -349,14 +349,13 @@ def test_preset_sizes_an_architecture_without_presets(own_architectures):
         "model_dim": config_options.option(64, "Width."),
     }
     own = type("own", (TransformerConfig,), {"architecture": "own", **fields})
-    own = dataclasses.dataclass(frozen=True, kw_only=True)(own)
+    model.add_architecture(dataclasses.dataclass(frozen=True, kw_only=True)(own))
 
     def sizes(architecture, **options):
-        model = new_configs({"architecture": architecture, **options}).model.to_dict()
+        values = new_configs({"architecture": architecture, **options}).model.to_dict()
         names = ("model_dim", "num_layers", "num_heads", "feed_forward_dim")
-        return tuple(model.get(name) for name in names)
+        return tuple(values.get(name) for name in names)
 
-    assert own.architecture == "own"
     assert sizes("own", preset="tiny") == (128, 4, 4, 256)
     assert sizes("own", preset="small", num_layers=2) == (512, 2, 4, 1024)
     assert sizes("own") == (64, 4, 4, 256)  # the default preset, but the width of the class
