@@ -356,7 +356,7 @@ def test_missing_run_and_unregistered_task_are_reported(run, tmp_path):
         with pytest.raises(InputError, match=r"^no training run in .*give the --run_dir"):
             RunDirectory(path).configs()
     (run.path / "config.json").write_bytes(broken("task", name="own_task"))
-    with pytest.raises(InputError, match=r"got 'own_task'; import .*--user_module") as caught:
+    with pytest.raises(InputError, match=r"got 'own_task'; if .*--user_module") as caught:
         run.configs()
     assert "damaged" not in str(caught.value)
 
