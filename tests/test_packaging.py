@@ -120,3 +120,27 @@ with Client("{address}", protocol="rest") as client:
         command = [python.parent / "keras-transformer", "serve_client", f"--server={address}"]
         output = _run(*command, "--protocol=rest", "input.en", cwd=tmp_path)
         assert output == "A MAN\n"
+
+
+@pytest.mark.slow
+def test_translation_needs_no_extra(run_python):
+    """The first program of the README runs after `pip install .` alone."""
+    optional = (
+        "apache_beam", "ctranslate2", "huggingface_hub", "jax", "matplotlib", "num2words", "pysbd",
+        "tensorflow_datasets", "tensorflow_serving", "torch", "transformers",
+    )  # fmt: skip
+    program = f"""
+import sys
+sys.modules |= dict.fromkeys({optional})
+from keras_transformer import Translator, export
+from keras_transformer.errors import InputError
+translator = Translator.load("en-de")
+print(translator.translate("Where is the station?"))
+try:
+    export(translator, "absent")
+except InputError as error:
+    print(error)
+"""
+    translation, error = run_python("-c", program).splitlines()
+    assert translation == "Wo ist der Bahnhof?"
+    assert error.startswith("this needs the package tensorflow_serving")

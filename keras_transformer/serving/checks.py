@@ -31,9 +31,6 @@ from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
 
-with needs_extra("serving"):
-    from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
-
 BATCH_SIZES: tuple[int, ...] = (1, 8, 64)
 # Subsets of the outputs of `serving_default` that clients of their own ask for. TensorFlow prepares
 # a graph for each, which takes seconds and some 50 MB.
@@ -148,8 +145,16 @@ def make_requests(
     return requests
 
 
+def check_installed() -> None:
+    """Raises `InputError` if TensorFlow Serving's messages, which exports need, are missing."""
+    with needs_extra("serving"):
+        from tensorflow_serving.apis import prediction_log_pb2  # noqa: F401
+
+
 def write_requests(version: pathlib.Path, requests: Sequence[Request], model_name: str) -> None:
     """Writes the warm-up file of a version: a TFRecord of `PredictionLog`."""
+    from tensorflow_serving.apis import model_pb2, predict_pb2, prediction_log_pb2
+
     path = version / "assets.extra" / "tf_serving_warmup_requests"
     path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
@@ -266,6 +271,8 @@ def compare_answers(
         InputError: the process or Python cannot answer, the process takes too long, or its answers
             differ from Python's.
     """
+    from tensorflow_serving.apis import prediction_log_pb2
+
     with tempfile.TemporaryDirectory() as folder:
         answers = str(pathlib.Path(folder, "answers"))
         expected = _answer_both_ways(version, answers, requests, signatures, timeout)

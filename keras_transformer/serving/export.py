@@ -36,6 +36,7 @@ from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.serving.checks import (
     BATCH_SIZES,
     CHECK_TIMEOUT,
+    check_installed,
     check_operations,
     compare_answers,
     make_requests,
@@ -95,6 +96,7 @@ def export(
         >>> export(translator, "exports/numbers", sentences=["forty-two"])
         PosixPath('exports/numbers/1')
     """
+    check_installed()
     base = local_path(folder)
     published = base / str(choose_version(base, version, "SavedModel"))
     name = base.resolve().name if name is None else name
