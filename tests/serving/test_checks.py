@@ -1,6 +1,5 @@
 """Warm-up requests, and checks before an export is published: operations, answers elsewhere."""
 
-import importlib
 import subprocess
 import sys
 import types
@@ -315,4 +314,4 @@ def test_missing_serving_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_serving", None)
     message = r"needs the package tensorflow_serving.*; run pip install '.\[serving\]' in"
     with pytest.raises(InputError, match=message):
-        importlib.reload(checks)
+        checks.check_installed()
