@@ -150,8 +150,8 @@ def _figure_of_log(figure: str, source: str, logs: pathlib.Path) -> tuple[str, s
         return figure, error.args[0]
     decimals = len(figure.partition(".")[2])
     comma = "," if "," in figure else ""
-    found = f"{value * float(factor or 1):{comma}.{decimals}f}"
-    return found, None if found == figure else f"{log} has {found}"
+    logged = f"{value * float(factor or 1):{comma}.{decimals}f}"
+    return logged, None if logged == figure else f"{log} has {logged}"
 
 
 def figures_without_log(text: str, entries: Entries) -> list[str]:

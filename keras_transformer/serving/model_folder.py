@@ -78,12 +78,13 @@ prometheus_config {
 
 IMAGE = "tensorflow/serving:2.20.0"  # it starts the server with --port=8500 --rest_api_port=8501
 
+_NO_ONE_DNN = "TF_ENABLE_ONEDNN_OPTS=0"
 # The server's environment and flags, with the reason of each.
 SERVER_ENVIRONMENT = {
-    "TF_ENABLE_ONEDNN_OPTS=0": "On CPUs oneDNN keeps kernels for every shape: memory would grow.",
+    _NO_ONE_DNN: "On CPUs oneDNN keeps kernels for every shape: memory would grow.",
     "GLIBC_TUNABLES=glibc.malloc.hugetlb=1": "Large pages of memory: a little faster.",
 }
-# In the place of its first entry, for models in bfloat16.
+# In the place of `_NO_ONE_DNN`, for models in bfloat16.
 _ONE_DNN = {
     "TF_ENABLE_ONEDNN_OPTS=1": "bfloat16 needs oneDNN, which keeps kernels for every shape: memory "
     "grows until it has seen them."
@@ -269,7 +270,8 @@ def write_server_files(
     """
     settings = SERVER_ENVIRONMENT
     if one_dnn:
-        settings = _ONE_DNN | dict(list(SERVER_ENVIRONMENT.items())[1:])
+        others = {key: SERVER_ENVIRONMENT[key] for key in SERVER_ENVIRONMENT if key != _NO_ONE_DNN}
+        settings = _ONE_DNN | others
     environment, flags = (
         "\n".join(f"  # {reason}\n  {value.format(name=name)}" for value, reason in each.items())
         for each in (settings, SERVER_FLAGS)

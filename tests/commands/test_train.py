@@ -193,7 +193,7 @@ def test_sigterm_to_one_worker_stops_all_at_same_step(start, tmp_path, train_fla
 
 @pytest.fixture
 def begin(call, train_flags, tmp_path, training_ends, monkeypatch):
-    """Gives what a command prints on a machine with some precision before it trains."""
+    """A function that returns the output of train up to its first update, for a precision."""
 
     def begin(precision):
         monkeypatch.setattr(distribution, "auto_precision", lambda: precision)
@@ -348,8 +348,8 @@ def test_preset_sizes_an_architecture_without_presets(own_architectures):
         "__annotations__": {"model_dim": int},
         "model_dim": config_options.option(64, "Width."),
     }
-    own = type("own", (TransformerConfig,), {"architecture": "own", **fields})
-    model.add_architecture(dataclasses.dataclass(frozen=True, kw_only=True)(own))
+    config = type("own", (TransformerConfig,), {"architecture": "own", **fields})
+    model.add_architecture(dataclasses.dataclass(frozen=True, kw_only=True)(config))
 
     def sizes(architecture, **options):
         values = new_configs({"architecture": architecture, **options}).model.to_dict()

@@ -49,8 +49,8 @@ def test_flags_exist(call, page):
     ):
         line = rest.partition(" | ")[0].partition("#")[0]
         module = re.search(r"--user_module=(\S+)", line)
-        own = module and ("--architecture" in line or not module[1].startswith("examples/"))
-        if script == "benchmark" or own:
+        adds_flags = module and ("--architecture" in line or not module[1].startswith("examples/"))
+        if script == "benchmark" or adds_flags:
             continue  # subcommands, an architecture or a module of the page itself may add flags
         more = [f"--user_module={_ROOT / module[1]}"] if module else []
         given = set(re.findall(r" '?--(\w+)", re.sub(r'"[^"]*"', "", line)))

@@ -105,12 +105,12 @@ def test_malformed_line_is_reported(tmp_path, module, reader, line):
 @pytest.mark.slow
 def test_semantic_parsing_works_by_command(call, tmp_path):
     cogs = _DATA / "cogs" / "gen.tsv"
-    own = (f"--run_dir={tmp_path}/run", f"--user_module={_EXAMPLES}/semantic_parsing.py")
+    flags = (f"--run_dir={tmp_path}/run", f"--user_module={_EXAMPLES}/semantic_parsing.py")
     files = [f"--{split}_file={cogs}" for split in ("train", "dev", "test")]
-    result = call("train.py", *own, "--task=semantic_parsing", *files, *_SIZES)
+    result = call("train.py", *flags, "--task=semantic_parsing", *files, *_SIZES)
     assert result.code == 0, result.err
     assert "exact match" in result.out
     options = (f"--categories_of={cogs}", "--json", "--max_extra_length=9")
-    scores = json.loads(call("evaluate.py", *own, *options).out)
+    scores = json.loads(call("evaluate.py", *flags, *options).out)
     assert 0 <= scores["exact_match"] <= 1 and scores["categories"]
-    assert len(call("translate.py", *own, stdin=b"A dog slept .\n").out.splitlines()) == 1
+    assert len(call("translate.py", *flags, stdin=b"A dog slept .\n").out.splitlines()) == 1
