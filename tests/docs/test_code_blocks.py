@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import pytest
+from helpers import user_modules
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGES = ["README.md", "BUILD_NOTES.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(
@@ -35,7 +36,8 @@ def _read(page):
 def _flags(call, script, *arguments, known={}):  # noqa: B006  (collected once)
     """Returns the flags of a command."""
     if (key := (script, *arguments)) not in known:
-        text = call(f"{script}.py", *arguments, "--help").out
+        with user_modules():  # a page's architecture is no other test's
+            text = call(f"{script}.py", *arguments, "--help").out
         names = re.findall(r"^  --(\[no\])?(\w+):", text, re.M)
         known[key] = {name for _, name in names} | {f"no{name}" for no, name in names if no}
     return known[key]

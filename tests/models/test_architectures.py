@@ -44,7 +44,12 @@ def check_coverage(model, state):
 
 
 def test_configs_cover_every_architecture():
-    assert set(architectures().values()) == {type(config) for config in CONFIGS.values()}
+    own = {
+        config
+        for config in architectures().values()
+        if config.__module__.startswith("keras_transformer.")
+    }
+    assert own <= {type(config) for config in CONFIGS.values()}
 
 
 # The full pass and the steps
