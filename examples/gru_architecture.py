@@ -64,8 +64,3 @@ class Bag(Seq2SeqModel):
         x, _ = self.writer.cell(x, [old])
         x = ops.reshape(x, (-1, width, self.config.units))
         return self.logits(self.reduce(x), state.projection), state._replace(recurrent_state=x)
-
-    def count_flops(self, source_length, target_length):
-        size, dim = self.config.units, self.config.model_dim
-        products = 2 * dim * size + target_length * (6 * size * (dim + size) + 2 * size * dim)
-        return products + super().count_flops(source_length, target_length)

@@ -7,7 +7,7 @@ import keras
 
 from keras_transformer.data.preprocessor import read_pairs
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
+from keras_transformer.inference import ModelTranslator
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import Vocabulary
 
@@ -71,7 +71,7 @@ class TranslationMetrics(keras.callbacks.Callback):
                 'monitor val_chrf, or give task=TranslationTask(bleu_tokenize="char")',
                 stacklevel=2,
             )
-        self._translator = Translator(
+        self._translator = ModelTranslator(
             self.model, *self._vocabularies, self._search, task=self._task
         )
 

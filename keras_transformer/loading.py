@@ -68,8 +68,8 @@ def find_model(name: Path) -> NamedModel:
     return NamedModel(model, *foreign.vocabularies, configs, foreign.notes)
 
 
-class Translator(inference.Translator):
-    __doc__ = inference.Translator.__doc__
+class Translator(inference.ModelTranslator):
+    __doc__ = inference.ModelTranslator.__doc__
 
     @classmethod
     def load(cls, name: Path, checkpoint: str = "auto", **search: Any) -> BatchTranslator:

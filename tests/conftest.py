@@ -340,8 +340,8 @@ def trained(run_dir):
 @pytest.fixture(scope="session")
 def make_translator(trained):
     """Gives a translator with that model and some search of its own, traced once."""
+    from keras_transformer import Translator
     from keras_transformer.config import SearchConfig
-    from keras_transformer.inference import Translator
 
     return functools.cache(
         lambda **changes: Translator(*trained, SearchConfig(**_SEARCH | changes))

@@ -139,12 +139,12 @@ def _translate(
     run: "RunDirectory", checkpoint: str, task: Task, text: "ParallelText", search_options: _Record
 ) -> tuple[_Record, list[str]]:
     """Returns the settings and costs of a run, and its outputs."""
-    from keras_transformer.inference import Translator
+    from keras_transformer.inference import ModelTranslator
     from keras_transformer.training.metrics import training_cost
 
     search = run.configs()._replace(task=task).search_config(search_options)
     model, source, target = common.load_translator([(run, checkpoint)])
-    translator = Translator(model, source, target, search, task=task)
+    translator = ModelTranslator(model, source, target, search, task=task)
     results = _TEST_SET.translate(translator, text.source)
     outputs = task.postprocess([best.text for best in results], text.source)
     record = {
@@ -166,7 +166,7 @@ def _print_table(records: dict[str, _Record], task: Task) -> None:
         cost = record["cost"]
         row = [name, record["checkpoint"], f"{record['parameters']:,}"]
         row += [f"{cost['step']:,.0f}", f"{cost['target_tokens']:,.0f}"] if cost else ["-", "-"]
-        row.append(f"{cost['flops']:.2e}" if cost else "-")
+        row.append(f"{cost['flops']:.2e}" if "flops" in cost else "-")
         if is_translation:
             for metric in ("bleu", "chrf"):
                 value, interval = record[metric], record[f"{metric}_interval"]

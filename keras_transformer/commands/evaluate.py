@@ -122,7 +122,7 @@ def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
         run_dirs: separated by commas.
         search_options: search options.
     """
-    from keras_transformer.inference import Translator
+    from keras_transformer.inference import ModelTranslator
     from keras_transformer.training.metrics import training_cost
     from keras_transformer.training.prepare import read_test_text
 
@@ -139,7 +139,7 @@ def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
         names = DataConfig.fields_with(is_path=True)
         common.check_outputs([_OUTPUT, _EACH], [getattr(configs.data, name) for name in names])
     search = configs._replace(task=task).search_config(search_options)
-    translator = Translator(*common.load_translator(checkpoints), search, task=task)
+    translator = ModelTranslator(*common.load_translator(checkpoints), search, task=task)
     results = _TEST_SET.translate(translator, text.source)
     n_best = []
     for best, source in zip(results, text.source, strict=True):

@@ -17,7 +17,7 @@ from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
-    from keras_transformer.inference import Translator
+    from keras_transformer.inference import ModelTranslator
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
@@ -78,7 +78,9 @@ class TestSetFlags(NamedTuple):
             raise InputError(f"there is no sentence to evaluate on in {names}; give a larger text")
         return text
 
-    def translate(self, translator: "Translator", sentences: Sequence[str]) -> list[Translation]:
+    def translate(
+        self, translator: "ModelTranslator", sentences: Sequence[str]
+    ) -> list[Translation]:
         """Translates sentences of similar length together, the longest first.
 
         Progress, and which sentences or translations were truncated, go to standard error.

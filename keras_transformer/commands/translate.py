@@ -22,7 +22,7 @@ from keras_transformer.serving.model_folder import check_version, read_model_car
 from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
-    from keras_transformer.inference import BatchTranslator, Translator
+    from keras_transformer.inference import BatchTranslator, ModelTranslator
 
 _RUN_DIR = command_flags.define_run_dirs_flag()
 _MODEL = command_flags.define_model_flag()
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
         card = read_model_card(version)
         _check_options(search_options, card)
     common.load_tensorflow(one_dnn=is_export and card["precision"]["computation"] == "bfloat16")
-    model: BatchTranslator | Translator
+    model: BatchTranslator | ModelTranslator
     if not is_export:
         with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
             model, task, files = _load_run(run_dirs, search_options)
@@ -119,14 +119,14 @@ def _hashes(files: Iterable[pathlib.Path]) -> dict[str, Any]:
 
 def _load_run(
     run_dirs: str, search_options: dict[str, Any]
-) -> "tuple[Translator, Task, list[pathlib.Path]]":
+) -> "tuple[ModelTranslator, Task, list[pathlib.Path]]":
     """Returns the translator of runs, their task, and files with checksums of the weights."""
-    from keras_transformer.inference import Translator
+    from keras_transformer.inference import ModelTranslator
 
     checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     configs = checkpoints[0][0].configs()
     search = configs.search_config(search_options)
-    translator = Translator(*common.load_translator(checkpoints), search, task=configs.task)
+    translator = ModelTranslator(*common.load_translator(checkpoints), search, task=configs.task)
     files = [run.checkpoints().folder / f"{name}.index" for run, name in checkpoints]
     return translator, configs.task, files
 

@@ -7,6 +7,6 @@ them stand scores.py (given translations) and compiled_search.py (XLA).
 
 from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import XlaShapes
-from keras_transformer.inference.translator import Translator
+from keras_transformer.inference.translator import ModelTranslator
 
-__all__ = ["BatchTranslator", "Translator", "XlaShapes"]
+__all__ = ["BatchTranslator", "ModelTranslator", "XlaShapes"]

@@ -1,6 +1,6 @@
 """Any number of sentences in batches of similar length, through functions from text to text.
 
-The functions are those of a `Translator` or of an export; each takes a batch.
+The functions are those of a `ModelTranslator` or of an export; each takes a batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +38,7 @@ _TYPES = {tf.string: "DT_STRING", tf.float32: "DT_FLOAT", tf.int32: "DT_INT32"}
 class BatchTranslator(SentenceTranslator):
     """Computes the batches of a `SentenceTranslator` in this process.
 
-    The functions are the signatures of a `Translator` or of a SavedModel.
+    The functions are the signatures of a `ModelTranslator` or of a SavedModel.
 
     Args:
         signature: returns the function of a signature by its name; raises `KeyError` for others.

@@ -1,11 +1,12 @@
 """Text to text as TensorFlow graphs: tokenize, encode, search, detokenize.
 
-`Translator` has a graph for each signature: Python calls them with batches of sentences, `export`
-writes them, so a model server gives the same answers. The way from text to text:
+`ModelTranslator` has a graph for each signature: Python calls them with batches of sentences,
+`export` writes them, so a model server gives the same answers. Users have it with
+`load` as `keras_transformer.Translator` (loading.py). The way from text to text:
 
 1. `SentenceTranslator.translate` reads sentences and options (sentences.py), and
    `BatchTranslator` calls `serving_default`, or `translate_options`, with batches of them
-   (batch_translator.py). Both signatures are `Translator._translate`.
+   (batch_translator.py). Both signatures are `ModelTranslator._translate`.
 2. `Tokenizer` cuts text [B] into ids [B, S] (text/tokenizer.py).
 3. `search_translations` (generate.py) encodes the ids and hands the model's `step` to
    `beam_search` or `sample` with the constraints of a `SearchConfig` (search/).
@@ -43,7 +44,7 @@ from keras_transformer.text import Tokenizer, Vocabulary
 from keras_transformer.text.tokenizer import with_eos
 
 
-class Translator(BatchTranslator):
+class ModelTranslator(BatchTranslator):
     """Translates sentences with a trained model.
 
     Its functions, which an export has as signatures, are
@@ -130,13 +131,13 @@ class Translator(BatchTranslator):
             )
         self._traced: dict[tuple[str, bool, bool], Any] = {}
 
-    def with_stored_projection(self) -> "Translator":
+    def with_stored_projection(self) -> "ModelTranslator":
         """Returns the translator to export: it stores the matrix of the logits.
 
         That matrix, laid out for decoding, depends on weights alone: a server need not compute it
         for every request. The functions do not notice weights that change later.
         """
-        return Translator(
+        return ModelTranslator(
             self.model,
             self.source_tokenizer.vocabulary,
             self.target_tokenizer.vocabulary,

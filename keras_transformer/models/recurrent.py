@@ -159,7 +159,7 @@ class RecurrentModel(Seq2SeqModel):
             pairs = pairs + target_length**2 * 2 * units
         bridges = 2 * config.num_layers * 2 * units**2  # for the hidden and the cell state
         layers = 2 * (source_length * source + target_length * target + pairs + bridges)
-        return layers + super().count_flops(source_length, target_length)
+        return layers + self._projection_flops(target_length)
 
     def _encode(
         self, source: Tensor, training: bool | None

@@ -47,7 +47,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     """Base of the models: embeddings, output projection and serialization.
 
     An architecture adds its layers in `__init__`, which ends with `self.build()`, builds them in
-    `build` after `super().build()`, and defines `call`, `encode`, `step` and `count_flops`. All
+    `build` after `super().build()`, and defines `call`, `encode` and `step`. All
     sizes are in the configuration, so the weights exist from the start: `summary`, `load_weights`
     and strategies need no first batch.
 
@@ -321,10 +321,10 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             **options,
         )
 
-    @abc.abstractmethod
     def count_flops(self, source_length: Any, target_length: Any) -> Any:
         """Returns the floating-point operations of a forward pass over one sentence pair.
 
+        None, as here, if the architecture does not count them: its runs then report no FLOPs.
         Counts matrix products only, a multiplication and an addition for each entry, entries that a
         causal mask hides included, padding not.
 
@@ -334,8 +334,12 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             target_length: the same of the target.
 
         Returns:
-            A number or an array; here those of the output projection.
+            A number or an array, or None.
         """
+        return None
+
+    def _projection_flops(self, target_length: Any) -> Any:
+        """Returns the operations of the output projection, as `count_flops` does."""
         return 2 * target_length * self.config.model_dim * self.config.target_size
 
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:

@@ -235,7 +235,7 @@ class Transformer(TransformerModel):
         encoder, decoder, memory = layer_flops(config, source_length, target_length, windows)
         decoder_layers = config.decoder_layers or config.num_layers
         layers = config.num_layers * encoder + decoder_layers * (decoder + memory)
-        return layers + super().count_flops(source_length, target_length)
+        return layers + self._projection_flops(target_length)
 
     def _encodings(self) -> list[PositionalEncoding]:
         encodings = super()._encodings()

@@ -117,7 +117,7 @@ class UniversalTransformer(TransformerModel):
         encoder, decoder, memory = layer_flops(config, source_length, target_length)
         halting = 2 * (source_length + target_length) * config.model_dim * config.adaptive_steps
         layers = config.num_steps * (encoder + decoder + halting) + memory
-        return layers + super().count_flops(source_length, target_length)
+        return layers + self._projection_flops(target_length)
 
     def _position_signals(self, ids: Tensor, offset: Tensor | int) -> Tensor:
         """Returns [..., D] for ids [B, T], or rows [R] of one position; zeros [1] if self-attention

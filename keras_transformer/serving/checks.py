@@ -26,7 +26,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.config import PAD_ID, UNK_ID
 from keras_transformer.errors import InputError, needs_extra, one_line
-from keras_transformer.inference import Translator
+from keras_transformer.inference import ModelTranslator
 from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
@@ -76,7 +76,7 @@ class Request(NamedTuple):
 
 
 def make_requests(
-    translator: Translator,
+    translator: ModelTranslator,
     signatures: Mapping[str, Any],
     sentences: Sequence[str] = (),
     batch_sizes: Sequence[int] = BATCH_SIZES,
@@ -91,8 +91,8 @@ def make_requests(
 
     Args:
         translator: the translator of the signatures.
-        signatures: from `Translator.signatures`. Inputs other than "source", "target" and "text"
-            are options, which keep the values of the export.
+        signatures: from `ModelTranslator.signatures`. Inputs other than "source", "target" and
+            "text" are options, which keep the values of the export.
         sentences: typical text; by default it is generated from the vocabulary.
         batch_sizes: sentences of a request.
         most_sentences: the most that the server accepts in a request; None for any number. It does

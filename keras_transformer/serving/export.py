@@ -2,7 +2,7 @@
 
 From model to published version, in `export`:
 
-1. `Translator.signatures` traces the functions to serve, with the matrix of the logits stored,
+1. `ModelTranslator.signatures` traces the functions to serve, with the matrix of the logits stored,
 2. they are written to a temporary folder, under a module that has the variables alone;
    `check_operations` verifies the graph, then warm-up requests and a model card are added,
 3. `compare_answers` loads the folder in a fresh process and compares its answers with Python's, on
@@ -31,7 +31,7 @@ from keras_transformer.config import DataConfig, split_list
 from keras_transformer.errors import InputError
 from keras_transformer.files import atomic_folder, local_path, write_atomically
 from keras_transformer.host import package_versions
-from keras_transformer.inference import BatchTranslator, Translator
+from keras_transformer.inference import BatchTranslator, ModelTranslator
 from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.serving.checks import (
     BATCH_SIZES,
@@ -58,7 +58,7 @@ from keras_transformer.training.metrics import training_cost
 
 
 def export(
-    translator: Translator,
+    translator: ModelTranslator,
     folder: str | os.PathLike[str],
     version: int | None = None,
     *,
@@ -69,7 +69,7 @@ def export(
     check_timeout: float = CHECK_TIMEOUT,
     say: Callable[[str], None] = lambda line: None,
 ) -> pathlib.Path:
-    """Writes `<folder>/<version>/` with the signatures of `Translator.signatures`; returns it.
+    """Writes `<folder>/<version>/` with the signatures of `ModelTranslator.signatures`; returns it.
 
     A server that polls the folder never sees half of a version, nor one that it could not serve: a
     version is renamed into the folder after a fresh process gave the translator's answers from it.
@@ -162,7 +162,7 @@ def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
 
 
 def make_model_card(
-    translator: Translator,
+    translator: ModelTranslator,
     signatures: Mapping[str, Any],
     operations: list[str],
     training: Sequence[Mapping[str, Any]],

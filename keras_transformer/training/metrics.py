@@ -100,7 +100,8 @@ class TrainingMeter:
         if self._begin is None:
             raise RuntimeError("no batch has begun")
         seconds = time.perf_counter() - self._begin
-        new: Row = {name: round(metrics[name]) for name in _COUNTED} | {"seconds": seconds}
+        new: Row = {name: round(metrics[name]) for name in _COUNTED if name in metrics}
+        new["seconds"] = seconds
         if self._rate is not None:
             new["sustained_flops"] = seconds * self._rate
         return {
@@ -124,9 +125,10 @@ class TrainingMeter:
         return row
 
 
-def first_row() -> Row:
+def first_row(has_flops: bool) -> Row:
     """Returns the row of step 0: no training, to be joined by values of the dev set."""
-    return {"step": 0, **dict.fromkeys(("seconds", *_COUNTED), 0), "skipped_steps": 0}
+    totals = ("seconds", *(_COUNTED if has_flops else ("target_tokens",)))
+    return {"step": 0, **dict.fromkeys(totals, 0), "skipped_steps": 0}
 
 
 def with_dev_values(row: Row, values: Mapping[str, float], metrics: Sequence[Metric]) -> Row:
@@ -182,15 +184,18 @@ class TrainingFlops(keras.metrics.Metric):
 
 def cost_summary(last: Row, training: TrainingConfig) -> list[str]:
     """Returns the lines to print at the end of a run, from the last row of metrics.jsonl."""
-    tokens, seconds, flops = last["target_tokens"], last["seconds"], last["flops"]
+    tokens, seconds = last["target_tokens"], last["seconds"]
     hours, minutes = int(seconds) // 3600, int(seconds) // 60 % 60
     lines = [
         f"Trained {last['step']:,} step{'s' * (last['step'] != 1)} on {tokens:,.0f} target tokens "
         f"in {hours}:{minutes:02}:{int(seconds) % 60:02}, {tokens / seconds:,.0f} tokens/s "
         "(without validation and checkpoints).",
-        f"Model FLOPs: {flops:.3g}, {last['padded_flops']:.3g} with padding, in "
-        f"{training.precision}; {flops / seconds:.3g} per second.",
     ]
+    if "flops" in last:
+        lines.append(
+            f"Model FLOPs: {last['flops']:.3g}, {last['padded_flops']:.3g} with padding, in "
+            f"{training.precision}; {last['flops'] / seconds:.3g} per second."
+        )
     if "sustained_flops" in last:
         lines.append(
             f"By the devices' time, at {training.sustained_tflops:g} TFLOP/s sustained: "

@@ -43,7 +43,8 @@ def compile_for_training(
         # Decay of gains and biases would only keep norms from doing their work.
         vectors = [weight for weight in model.trainable_weights if len(weight.shape) < 2]
         optimizer.exclude_from_weight_decay(var_list=vectors)
-    model.flops_metric = TrainingFlops(model)
+    is_counted = model.count_flops(1, 1) is not None
+    model.flops_metric = TrainingFlops(model) if is_counted else None
     model.compile(
         optimizer=optimizer,
         loss=SmoothedCrossEntropy(training.label_smoothing),

@@ -216,8 +216,9 @@ class ProgressLines:
             *_quality(row),
             f"lr {_scientific(row['learning_rate'])}",
             f"{_thousands(row['tokens_per_second'])} tok/s",
-            f"{_thousands(row['flops'])} FLOP",
         ]
+        if "flops" in row:
+            parts.append(f"{_thousands(row['flops'])} FLOP")
         seconds = self._pace.seconds_per_step(step, time.perf_counter())
         if seconds is not None:
             parts.append(f"left {_duration((self._train_steps - step) * seconds)}")

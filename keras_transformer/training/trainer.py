@@ -249,7 +249,7 @@ class Trainer:
                 self._compile(shapes, show and self.worker.is_chief)
             if validate and not self.is_measured:
                 values = validate()
-                log.write(first_row(), values)
+                log.write(first_row(self.model.flops_metric is not None), values)
                 self._on_chief(lambda: self.checkpoints.metrics.write(0, self._decisive(values)))
             stream = iter(batches)
             while self.step < training.train_steps:

@@ -224,7 +224,7 @@ def _write_models(
     """Writes the model for each engine that is installed, and returns its folders by engine."""
     import tensorflow as tf
 
-    from keras_transformer.inference import Translator, XlaShapes
+    from keras_transformer.inference import ModelTranslator, XlaShapes
     from keras_transformer.interop.ctranslate2 import export_ctranslate2
     from keras_transformer.models import build_model
 
@@ -239,10 +239,10 @@ def _write_models(
     half = build_model(model.config, dtype="bfloat16")
     half.set_weights(model.get_weights())
     translators = {
-        "ours": Translator(model, source, target, search),
-        "ours_xla": Translator(model, source, target, search, xla=shapes),
-        "ours_default": Translator(model, source, target, default),
-        "ours_bfloat16": Translator(half, source, target, search),
+        "ours": ModelTranslator(model, source, target, search),
+        "ours_xla": ModelTranslator(model, source, target, search, xla=shapes),
+        "ours_default": ModelTranslator(model, source, target, default),
+        "ours_bfloat16": ModelTranslator(half, source, target, search),
     }
     folders = {name: f"{folder}/{name}" for name in translators}
     for name, translator in translators.items():

@@ -39,14 +39,14 @@ def _write_models(preset: str, vocabulary_size: int, folder: pathlib.Path) -> di
 
     from benchmarks.decoding import random_model
     from keras_transformer.config import TrainingConfig
-    from keras_transformer.inference import Translator
+    from keras_transformer.inference import ModelTranslator
     from keras_transformer.training import RunConfigs, RunDirectory
 
     model, vocabulary = random_model(preset, vocabulary_size)
     search = {"max_extra_length": _MAX_EXTRA_LENGTH}
     configs = RunConfigs(model.config, None, TrainingConfig(), search=search)
     RunDirectory(folder / "run").write(configs, vocabulary, vocabulary, model)
-    translator = Translator(model, vocabulary, search=configs.search_config({}))
+    translator = ModelTranslator(model, vocabulary, search=configs.search_config({}))
     serving = translator.with_stored_projection()
     signatures = serving.signatures()
     tf.saved_model.save(serving.module(), str(folder / "export"), signatures=signatures)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer import Translator
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator, XlaShapes
+from keras_transformer.inference import XlaShapes
 from keras_transformer.models import Ensemble
 from keras_transformer.search import kv_cache_capacities
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from helpers import n_best
 
+from keras_transformer import Translator
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator, XlaShapes
+from keras_transformer.inference import XlaShapes
 
 _SENTENCES = ["two house", "sun", "", "cat sun tree two", "hello", "tree hello cat", " "]
 _SEARCHES = {

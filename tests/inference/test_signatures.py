@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
 from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer, build_model
 

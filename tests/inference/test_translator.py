@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer import Translator
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
 from keras_transformer.sentences import SentenceWarning
 

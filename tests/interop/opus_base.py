@@ -17,7 +17,7 @@ import sys
 import numpy as np
 from safetensors.numpy import save_file
 
-from keras_transformer.inference import Translator
+from keras_transformer import Translator
 from keras_transformer.interop import import_run, read_model
 from keras_transformer.serving.export import export
 

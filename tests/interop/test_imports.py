@@ -14,10 +14,10 @@ import samples
 import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
+from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, SearchConfig, TrainingConfig
 from keras_transformer.data import ParallelText
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
 from keras_transformer.inference.generate import search_translations
 from keras_transformer.interop import fairseq, import_run, opennmt_tf, pytorch, read_model
 from keras_transformer.interop.ctranslate2 import export_ctranslate2

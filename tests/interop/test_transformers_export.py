@@ -13,10 +13,10 @@ import pytest
 import tensorflow as tf
 from samples import make_model, some_ids
 
+from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
 from keras_transformer.data import pad_ids
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
 from keras_transformer.interop import read_model
 from keras_transformer.interop.transformers import export_transformers
 from keras_transformer.models import Transformer

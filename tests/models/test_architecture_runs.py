@@ -11,11 +11,11 @@ import tensorflow as tf
 import tiny_run
 from model_cases import CONFIGS
 
+from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, EOS_ID, SearchConfig, TransformerConfig
 from keras_transformer.config import model as config_module
 from keras_transformer.decoding import NO_SCORE
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
 from keras_transformer.results import Translation
 from keras_transformer.serving.export import export, load_exported
 from keras_transformer.training import RunDirectory, train

@@ -8,8 +8,8 @@ import tiny_run
 import transformer_oracle
 from model_cases import INPUTS, SOURCE, TARGET, logits_of, random_model
 
+from keras_transformer import Translator
 from keras_transformer.config import ModelConfig, SearchConfig, TransformerConfig, UniversalConfig
-from keras_transformer.inference import Translator
 from keras_transformer.models import UniversalTransformer, build_model
 from keras_transformer.objectives import SmoothedCrossEntropy
 

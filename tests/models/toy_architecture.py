@@ -63,7 +63,7 @@ class Toy(Seq2SeqModel):
     def count_flops(self, source_length, target_length):
         products = 2 * 6 * self.config.model_dim**2  # three gates, of input and state
         tokens = source_length + target_length
-        return tokens * products + super().count_flops(source_length, target_length)
+        return tokens * products + self._projection_flops(target_length)
 
     def _recurrent(self, name, **options):
         size, dtype = self.config.model_dim, self.dtype_policy

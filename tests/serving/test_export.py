@@ -13,9 +13,9 @@ from helpers import n_best, names_in
 from tensorflow.core.framework import tensor_shape_pb2
 from tensorflow.core.protobuf import saved_model_pb2
 
+from keras_transformer import Translator
 from keras_transformer.config import DataConfig, SearchConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
 from keras_transformer.serving import export as export_module
 from keras_transformer.serving.export import describe_run, export, load_exported, make_model_card
 from keras_transformer.serving.model_folder import choose_version, read_model_card

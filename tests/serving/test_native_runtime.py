@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer import Translator
 from keras_transformer.config import EOS_ID, SearchConfig
-from keras_transformer.inference import Translator, XlaShapes
+from keras_transformer.inference import XlaShapes
 from keras_transformer.serving import export as export_module
 
 pytestmark = pytest.mark.skipif(

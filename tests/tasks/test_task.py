@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import pytest
 import tensorflow as tf
 
+from keras_transformer import Translator
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import PairFile, iterate_lines
-from keras_transformer.inference import Translator
 from keras_transformer.models import build_model
 from keras_transformer.search import Constraint
 from keras_transformer.tasks import Metric, Task, TranslationTask, get_task, register_task

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tiny_run
 
+from keras_transformer import Translator
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
 from keras_transformer.interop import import_run, read_model
 from keras_transformer.models import build_model
 from keras_transformer.text import learn_vocabulary

@@ -30,6 +30,7 @@ from keras_transformer.training import (
     trainer,
 )
 from keras_transformer.training.checkpoints import by_name
+from keras_transformer.training.metrics import cost_summary
 from keras_transformer.training.trainer import Due, Trainer
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -94,6 +95,16 @@ def test_returned_model_is_mean_of_last_checkpoints(undisturbed):
         np.testing.assert_array_equal(loaded, weight)
     seeds = [name for name in eighth if name.startswith("seeds/")]  # of dropout
     assert seeds and all(np.any(eighth[name] != twelfth[name]) for name in seeds)
+
+
+def test_architecture_without_count_flops_trains_and_reports_none(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Transformer, "count_flops", lambda *_: None)
+    run = tiny_run.create(tmp_path / "run", train_steps=2, checkpoint_steps=2)
+    train(run, tiny_run.corpus())
+    rows, training = metrics(run), run.configs().training
+    assert not any("flops" in name for row in rows for name in row)
+    lines = [capsys.readouterr().out, *cost_summary(rows[-1], training)]
+    assert "tok/s" in lines[0] and "tokens/s" in lines[1] and "FLOP" not in "".join(lines)
 
 
 def test_finished_run_only_makes_another_average(undisturbed, tmp_path):

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import tiny_run
 
+from keras_transformer import Translator
 from keras_transformer.config import SearchConfig
 from keras_transformer.data import MAX_SHAPES, ParallelText
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
 from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
