@@ -32,6 +32,9 @@ from keras_transformer.text import Vocabulary
 from keras_transformer.text.vocabulary import RESERVED_IDS
 
 BATCH_SIZES: tuple[int, ...] = (1, 8, 64)
+# Larger batches go to `serving_default` alone: the graph of each signature is ready after one
+# sentence, and a batch of 64 takes as long as that.
+_LARGEST_OF_OTHERS = 8
 # Subsets of the outputs of `serving_default` that clients of their own ask for. TensorFlow prepares
 # a graph for each, which takes seconds and some 50 MB.
 _OUTPUT_SUBSETS = (("translations",), ("translations", "scores"))
@@ -82,12 +85,13 @@ def make_requests(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     most_sentences: int | None = None,
 ) -> list[Request]:
-    """Returns requests to each signature with batches of each size, and to each compiled shape.
+    """Returns requests to each signature, and to each compiled shape.
 
-    A batch has sentences of all lengths; single sentences are the shortest, the median and the
-    longest. Usual subsets of the outputs of `serving_default` are requested once. XLA's programs,
-    which all signatures share, are warmed up with ids, because the number of tokens in a text is
-    not known in advance.
+    `serving_default` gets batches of each size, the others those of up to 8 sentences. A batch has
+    sentences of all lengths; single sentences are the shortest, the median and the longest. Usual
+    subsets of the outputs of `serving_default` are requested once. XLA's programs, which all
+    signatures share, are warmed up with ids, because the number of tokens in a text is not known
+    in advance.
 
     Args:
         translator: the translator of the signatures.
@@ -119,6 +123,8 @@ def make_requests(
             targets = _text_column([_generate_text(target, len(row), generator) for row in rows])
             columns = {"text": texts, "source": texts, "target": targets}
             for name, function in signatures.items():
+                if size > _LARGEST_OF_OTHERS and name != "serving_default":
+                    continue
                 if name == "tokens":
                     inputs = {"source": _ids_column(rows)}
                 else:

@@ -4,7 +4,8 @@ From model to published version, in `export`:
 
 1. `ModelTranslator.signatures` traces the functions to serve, with the matrix of the logits stored,
 2. they are written to a temporary folder, under a module that has the variables alone;
-   `check_operations` verifies the graph, then warm-up requests and a model card are added,
+   `merge_constants` makes the graph smaller, `check_operations` verifies it, then warm-up requests
+   and a model card are added,
 3. `compare_answers` loads the folder in a fresh process and compares its answers with Python's, on
    the CPU: numbers to 1e-4, and translations but for a few near ties; the server's configuration
    files are written beside it,
@@ -42,6 +43,7 @@ from keras_transformer.serving.checks import (
     make_requests,
     write_requests,
 )
+from keras_transformer.serving.constants import merge_constants
 from keras_transformer.serving.model_folder import (
     MODEL_CARD,
     check_name,
@@ -109,6 +111,7 @@ def export(
     try:
         with atomic_folder(published) as staging:  # renamed at the end if nothing is raised
             tf.saved_model.save(serving.module(), str(staging), signatures=signatures)
+            merge_constants(staging)
             text_operations = check_operations(staging, allow_xla=serving.xla is not None)
             write_requests(staging, requests, name)
             card = make_model_card(translator, signatures, text_operations, training)

@@ -82,6 +82,12 @@ def test_requests_have_all_signatures_lengths_and_inputs(requests, translator):
     assert {name: inputs[name].tolist() for name in expected} == expected
 
 
+def test_large_batches_go_to_serving_default_alone(translator):
+    requests = make_requests(translator, _SIGNATURES, _SENTENCES, batch_sizes=(8, 9))
+    assert [each.size for each in requests] == [8, 8, 8, 8, 9, 8, 8]
+    assert requests[4].signature == "serving_default"
+
+
 def test_usual_subsets_of_outputs_are_requested_once(requests):
     subsets = [each for each in requests if each.outputs]
     assert {each.signature for each in subsets} == {"serving_default"}
@@ -133,8 +139,10 @@ def test_file_is_a_tfrecord_of_prediction_logs(requests, tmp_path):
 
 
 def test_too_many_requests_are_rejected(translator):
-    with pytest.raises(InputError, match=r"1006 warm-up requests are more than the 1000"):
-        make_requests(translator, _SIGNATURES, _SENTENCES, batch_sizes=range(2, 253))
+    shapes = XlaShapes((1,), tuple(range(3, 1003)))
+    compiled = types.SimpleNamespace(**vars(translator) | {"xla": shapes})
+    with pytest.raises(InputError, match=r"1014 warm-up requests are more than the 1000"):
+        make_requests(compiled, _SIGNATURES, _SENTENCES, batch_sizes=[1])
 
 
 def _double(x):
