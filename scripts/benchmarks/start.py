@@ -40,6 +40,7 @@ def _write_models(preset: str, vocabulary_size: int, folder: pathlib.Path) -> di
     from benchmarks.decoding import random_model
     from keras_transformer.config import TrainingConfig
     from keras_transformer.inference import ModelTranslator
+    from keras_transformer.serving.constants import merge_constants
     from keras_transformer.training import RunConfigs, RunDirectory
 
     model, vocabulary = random_model(preset, vocabulary_size)
@@ -50,6 +51,7 @@ def _write_models(preset: str, vocabulary_size: int, folder: pathlib.Path) -> di
     serving = translator.with_stored_projection()
     signatures = serving.signatures()
     tf.saved_model.save(serving.module(), str(folder / "export"), signatures=signatures)
+    merge_constants(folder / "export")
     saved = saved_model_pb2.SavedModel.FromString((folder / "export/saved_model.pb").read_bytes())
     return {
         "run": _num_nodes(signatures["serving_default"].graph.as_graph_def()),
