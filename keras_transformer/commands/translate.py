@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
         with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
             model, task, files = _load_run(run_dirs, search_options)
             hashes = _hashes(files) if job.output is not None else {}
-        job = dataclasses.replace(job, search={})  # which the translator has
+        job = dataclasses.replace(job, search={})  # the translator has them
         search = model.search.to_dict()
     else:
         from keras_transformer.serving.export import load_exported

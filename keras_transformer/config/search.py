@@ -1,4 +1,7 @@
-"""Search options (Vaswani et al. 2017, 6.1), of which `search_translations` makes a search."""
+"""Search options (Vaswani et al. 2017, 6.1), of which `search_translations` makes a search.
+
+Their way from a flag or a request to the search is in `inference/generate.py`.
+"""
 
 import dataclasses
 from collections.abc import Mapping

@@ -256,7 +256,7 @@ def encode_phrases(name: str, phrases: Sequence[str], target: Vocabulary) -> lis
 def make_constraints(
     settings: Mapping[str, Tensor], search: SearchConfig, target: Vocabulary
 ) -> list[Constraint]:
-    """Returns the constraints of a search."""
+    """Returns the constraints of a search; neutral options are not in `settings`."""
     makers: dict[str, Callable[[Tensor], Constraint]] = {
         "min_length": lambda shortest: MinLength(shortest, target.space_ids),
         "prefix": Prefix,

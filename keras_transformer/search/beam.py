@@ -109,13 +109,15 @@ def beam_search(
     check_choice("early_stop", early_stop, ("exact", "current", "first"))
     if beam_size == 1:
         early_stop = "first"  # greedy search ends with its first EOS
+    # `_step` compares an open hypothesis with the last of these.
+    num_finished = num_translations if early_stop == "exact" else beam_size
     spec, inputs, first = start_search(
         step,
         state,
         beam_size,
         bos_ids=bos_ids,
         max_lengths=max_lengths,
-        num_finished=num_translations if early_stop == "exact" else beam_size,
+        num_finished=num_finished,
         length_penalty=length_penalty,
         length_penalty_form=length_penalty_form,
         coverage_penalty=coverage_penalty,
@@ -151,7 +153,7 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     log_probs, best = tf.math.top_k(log_probs, beam_size)  # [B, W]
     parents, ids = (tf.gather(part, best, batch_dims=1) for part in (parents, ids))
 
-    # 4. A sentence is open while its best open hypothesis may get among its best finished ones.
+    # 4. Is the sentence still open (`early_stop`)? The best open hypothesis decides.
     worst = finished.scores[:, -1:]  # [B, 1], `NOTHING` while places are empty
     if early_stop == "first":
         is_open = ~exists(worst)
@@ -163,7 +165,7 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
             divisor = tf.gather(inputs.length_divisors, state.time + 1, axis=1)
         is_open = log_probs[:, :1] / divisor > worst
 
-    # 5. The hypotheses that stay open become the next beam.
+    # 5. The hypotheses that stay open become the next beam; a sentence without any is done.
     return extend(spec, inputs, state, ids, parents)._replace(
         log_probs=tf.where(is_open, log_probs, NOTHING), finished=finished
     )
