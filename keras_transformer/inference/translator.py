@@ -5,8 +5,9 @@
 `load` as `keras_transformer.Translator` (loading.py). The way from text to text:
 
 1. `SentenceTranslator.translate` reads sentences and options (sentences.py), and
-   `BatchTranslator` calls `serving_default`, or `translate_options`, with batches of them
-   (batch_translator.py). Both signatures are `ModelTranslator._translate`.
+   `BatchTranslator` calls `serving_default`, or `translate_options`, with batches of them,
+   sorted by length and in threads (batch_translator.py). Both signatures are
+   `ModelTranslator._translate`.
 2. `Tokenizer` cuts text [B] into ids [B, S] (text/tokenizer.py).
 3. `search_translations` (generate.py) encodes the ids and hands the model's `step` to
    `beam_search` or `sample` with the constraints of a `SearchConfig` (search/).

@@ -65,7 +65,7 @@ class TensorFlowUpdate(keras.Model):
         self._gradients_program = _program(self._gradients)
         optimizer: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         if optimizer and self.distribute_strategy.num_replicas_in_sync > 1:
-            # `_sum_and_clip` sums the gradients, once; the optimizer's sum would be another.
+            # `_sum_and_clip` sums the gradients; the optimizer would sum them again.
             optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
 
     def train_step(self, data: Any) -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ class TensorFlowUpdate(keras.Model):
                 "inputs and the labels"
             )
         if not isinstance(x, dict) or not {"source", "target"} <= x.keys():
-            return data  # the error of the model's call names the inputs
+            return data  # unchecked: the model's call raises an error that names the inputs
         ids = {"source": x["source"], "target": x["target"], "labels": leaves[0]}
         with tf.device("CPU:0"):  # where the batch comes from: a GPU need not wait
             for name, values in ids.items():
@@ -143,7 +143,7 @@ class TensorFlowUpdate(keras.Model):
 
         data = keras.tree.map_structure(split, data)
         weights = self.trainable_weights
-        is_reached: list[bool] = []
+        is_reached: list[bool] = []  # filled while the loop is traced
 
         def add_part(part: Tensor, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             rows_of_part = keras.tree.map_structure(lambda x: None if x is None else x[part], data)
@@ -190,7 +190,10 @@ class TensorFlowUpdate(keras.Model):
         return tf.cast(loss, tf.float32) * tokens
 
     def _sum_and_clip(self, gradients: Gradients) -> tuple[Gradients, Tensor]:
-        """Returns the batch's gradients, clipped, and their global norm before, float32."""
+        """Returns the batch's gradients, clipped, and their global norm before clipping, float32.
+
+        By the norm `_apply_if` judges the update; clipping leaves gradients non-finite that are.
+        """
         weights = self.trainable_weights
         places = [
             place

@@ -20,6 +20,8 @@ skipped_steps      updates skipped so far because their gradient was not finite
 val_loss, val_perplexity, val_accuracy, and the metric of the task, for example bleu
                    of the dev set, in rows with a validation; a run that starts from another one
                    also has a row of step 0 with nothing else
+
+The values that are not of the dev set are listed in `TRAINING_VALUES` (tasks/task.py).
 """
 
 import contextlib

@@ -6,7 +6,7 @@
  4. Build and compile the model                         Trainer.__init__
  5. Read the newest checkpoint, go on from its step     Trainer._resume
  6. Plan batches from that step on, for all devices     Trainer._batches, BatchPlan
- 7. One update after another                            Trainer.train, TokenWeightedModel.update
+ 7. One update after another (models/update.py)         Trainer.train, TensorFlowUpdate.update
  8. After an update: log, validate, save                Due.after, Trainer._follow
  9. Stop: at the last step, by a metric, by a signal    Trainer._is_stalled, _signal_to_any
 10. Average checkpoints                                 Trainer.average
@@ -179,8 +179,8 @@ class Trainer:
         step: updates of the run so far.
         weight_average: the moving average of the weights, None if the run keeps none.
         usual_shapes: how many shapes the batches of a new run may have.
-        is_measured: whether the dev sets were measured at the start, as in runs that start from
-            another one.
+        start_is_measured: False where the dev sets must be measured before the first update: in a
+            run that starts from another one's weights.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class Trainer:
         self.step = self._resume()
         # A run that starts from another one's weights is first validated with them.
         is_measured = self.checkpoints.steps() != [0] or 0 in self.checkpoints.metrics.read()
-        self.is_measured = bool(value_of_chief(strategy, is_measured))
+        self.start_is_measured = bool(value_of_chief(strategy, is_measured))
 
     def train(
         self,
@@ -240,14 +240,14 @@ class Trainer:
             self.model,
             training,
             dev_metrics=dict(validate.dev_metrics) if validate else {},
-            step=self.step if self.is_measured else -1,
+            step=self.step if self.start_is_measured else -1,
             tensorboard=tensorboard,
             show=show,
         )
         with noted_signals() as signals, contextlib.closing(log):
             if self.model.uses_xla:
                 self._compile(shapes, show and self.worker.is_chief)
-            if validate and not self.is_measured:
+            if validate and not self.start_is_measured:
                 values = validate()
                 log.write(first_row(self.model.flops_metric is not None), values)
                 self._on_chief(lambda: self.checkpoints.metrics.write(0, self._decisive(values)))

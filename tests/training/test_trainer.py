@@ -265,7 +265,7 @@ def test_start_weights_and_moving_average(create, start):
     for found in (started.model.weights, averages):
         for weight, expected in zip(found, start.weights, strict=True):
             np.testing.assert_array_equal(weight, expected)
-    assert (started.step, started.is_measured) == (0, False)
+    assert (started.step, started.start_is_measured) == (0, False)
     checkpoints = run.checkpoints()  # the start may be the best, but is never the newest
     checkpoints.save_weights(start, "step-4")
     for step, bleu in ((0, 12.0), (4, 11.0)):
