@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras_transformer.config import WORD_START, DataConfig, option, split_list
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.files import Path, iterate_lines
 from keras_transformer.tasks.parsing import trees
 from keras_transformer.tasks.task import Metric, Task, register_task
@@ -83,7 +83,8 @@ class ParsingTask(Task):
     def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
         """Returns pairs of a sentence and its tree."""
         if "toy_grammar" in split_list(data.dataset):
-            from keras_transformer.tasks.parsing import toy_grammar  # noqa: F401 (registers itself)
+            with needs_extra("datasets"):  # the import registers it
+                from keras_transformer.tasks.parsing import toy_grammar  # noqa: F401
         return super().pair_sources(data, split)
 
     def read_file(self, path: Path) -> "PairSource":
