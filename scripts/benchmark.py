@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> None:
             f"give what to measure before the flags, one of {', '.join(commands)}; got "
             f"{' '.join(arguments) or 'nothing'}"
         )
-    own = {
+    flags_of_commands = {
         "train": (_DEVICE, _PRECISIONS, _BATCHES, _DATA_DIR),
         "decode": (_DEVICE, _BATCHES, _RUN_DIR, _CHECKPOINT, _SENTENCES),
         "plan": (_PAIRS, _WHOLE_EPOCH),
@@ -144,10 +144,9 @@ def main(arguments: list[str]) -> None:
         "start": (),
         "gpu_program": (_AOT_PYTHON,),
     }
-    mine = {holder.name for holder in own[arguments[0]]}
-    others = itertools.chain(*(own[name] for name in own if name != arguments[0]))
-    for holder in others:
-        if holder.present and holder.name not in mine:
+    allowed = {holder.name for holder in flags_of_commands[arguments[0]]}
+    for holder in itertools.chain(*flags_of_commands.values()):
+        if holder.present and holder.name not in allowed:
             raise InputError(
                 f"--{holder.name} cannot be combined with {arguments[0]}; remove the flag"
             )

@@ -6,7 +6,7 @@ outputs.
 """
 
 import pathlib
-from collections.abc import Iterable, MutableSequence
+from collections.abc import Collection, MutableSequence
 from typing import Any
 
 from tensorflow.core.framework.node_def_pb2 import NodeDef
@@ -22,19 +22,22 @@ def merge_constants(version: pathlib.Path) -> None:
     model = saved_model_pb2.SavedModel.FromString(path.read_bytes())
     for meta_graph in model.meta_graphs:
         for function in meta_graph.graph_def.library.function:
-            merged = _merge(function.node_def, kept=function.control_ret.values())
+            merged = _merge(function.node_def, set(function.control_ret.values()))
             for name, output in function.ret.items():
                 function.ret[name] = _renamed(output, merged)
     write_atomically(path, model.SerializeToString(deterministic=True))
     write_fingerprint(str(version))  # of the new graph, in fingerprint.pb
 
 
-def _merge(nodes: MutableSequence[NodeDef], kept: Iterable[str]) -> dict[str, str]:
-    """Removes constants that an earlier one equals, and returns the name of that one for each."""
+def _merge(nodes: MutableSequence[NodeDef], outputs: Collection[str]) -> dict[str, str]:
+    """Removes constants that an earlier one equals, and returns the name of that one for each.
+
+    The control outputs of the function, by name, stay.
+    """
     first: dict[Any, str] = {}
     merged: dict[str, str] = {}
     for node in nodes:
-        if node.op == "Const" and not node.input and node.name not in kept:
+        if node.op == "Const" and not node.input and node.name not in outputs:
             value = node.attr["value"].tensor.SerializeToString(deterministic=True)
             name = first.setdefault((node.device, value), node.name)
             if name != node.name:
@@ -47,7 +50,7 @@ def _merge(nodes: MutableSequence[NodeDef], kept: Iterable[str]) -> dict[str, st
     return merged
 
 
-def _renamed(place: str, merged: dict[str, str]) -> str:
+def _renamed(tensor: str, merged: dict[str, str]) -> str:
     """Returns an input such as "axis:output:0", or "^axis" for a control input, after merging."""
-    name, colon, output = place.removeprefix("^").partition(":")
-    return "^" * place.startswith("^") + merged.get(name, name) + colon + output
+    name, colon, output = tensor.removeprefix("^").partition(":")
+    return "^" * tensor.startswith("^") + merged.get(name, name) + colon + output
