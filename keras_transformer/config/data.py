@@ -164,6 +164,15 @@ class DataConfig(JsonConfig):
         minimum=1,
         may_change="until_trained",
     )
+    augment: float = option(
+        0.0,
+        "Share of the training pairs of which an altered copy is trained on as well: in capitals, "
+        "without punctuation, with typing errors, with numbers, addresses and words of other "
+        "scripts that are copied.",
+        minimum=0,
+        maximum=1,
+        may_change="until_trained",
+    )
     subword_sampling: float = option(
         0.0,
         "Subword regularization (Kudo 2018): dropout rate of byte-pair merges (Provilkov et "

@@ -1,3 +1,4 @@
+from .augmentation import AugmentedPairs as AugmentedPairs
 from .batches import MAX_COMPILED_SHAPES as MAX_COMPILED_SHAPES
 from .batches import MAX_SHAPES as MAX_SHAPES
 from .batches import Batch as Batch

@@ -19,6 +19,7 @@ from keras_transformer.config import (
 from keras_transformer.config.search import MAX_TOKENS
 from keras_transformer.data import (
     ApacheBeamShards,
+    AugmentedPairs,
     PairSource,
     ParallelText,
     TokenizedCorpus,
@@ -50,6 +51,8 @@ def training_corpus(
     """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
     subword_samplers(data, vocabularies)  # reports vocabularies without subwords first
     sources = task.train_sources(data)
+    if data.augment:
+        sources = [AugmentedPairs(source, data.augment) for source in sources]
     return cached_corpus(
         cache_folder,
         sources,

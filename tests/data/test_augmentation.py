@@ -1,0 +1,74 @@
+import re
+import unicodedata
+
+import pytest
+
+from keras_transformer.data import AugmentedPairs, FilePair
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "en").write_text("Tom's dog, Rex, is 12 years old!\n" * 2000, encoding="utf-8")
+    (folder / "de").write_text("Toms Hund Rex ist 12 Jahre alt!\n" * 2000, encoding="utf-8")
+    return FilePair(folder / "en", folder / "de")
+
+
+@pytest.fixture(scope="module")
+def copies(plain):
+    return [pair for pair in AugmentedPairs(plain, 1.0) if pair not in [*plain]]
+
+
+def test_pairs_stay_and_a_share_of_them_has_a_copy(plain):
+    pairs = [*AugmentedPairs(plain, 0.25)]
+    assert sum(pair in [*plain][:1] for pair in pairs) >= 2000
+    assert len(pairs) == pytest.approx(2500, abs=60)
+    assert pairs == [*AugmentedPairs(plain, 0.25)]
+    assert [*AugmentedPairs(plain, 0.0)] == [*plain]
+
+
+def test_identity_tells_share_and_text(plain):
+    identities = [AugmentedPairs(plain, share).identity for share in (0.25, 0.5)]
+    assert identities[0] != identities[1]
+    assert all(identity["pairs"] == plain.identity for identity in identities)
+
+
+@pytest.mark.parametrize(
+    "source, target",
+    [
+        ("TOM'S DOG, REX, IS 12 YEARS OLD!", "TOMS HUND REX IST 12 JAHRE ALT!"),
+        ("TOM'S DOG, REX, IS 12 YEARS OLD", "TOMS HUND REX IST 12 JAHRE ALT"),
+        ("Tom's Dog, Rex, Is 12 Years Old!", "Toms Hund Rex Ist 12 Jahre Alt!"),
+        ("Tom's dog, Rex, is 12 years old", "Toms Hund Rex ist 12 Jahre alt"),
+        ("tom's dog, rex, is 12 years old", "Toms Hund Rex ist 12 Jahre alt"),
+    ],
+)
+def test_case_and_punctuation_change_alike(copies, source, target):
+    assert (source, target) in copies
+
+
+def test_items_are_copied_alone_and_in_place_of_names_and_numbers(copies):
+    alone = {source for source, target in copies if source == target}
+    forms = (
+        r"\d+",
+        r"\d\d:\d\d",
+        r"https?://\S+",
+        r"[a-z]+@[a-z]+\.com",
+        r"</?[a-z]+>",
+        r"[….?!-]+",
+    )
+    for form in forms:
+        assert any(re.fullmatch(form, item) for item in alone), form
+    names = {unicodedata.name(item[0], "").split()[0] for item in alone if item}
+    assert {"CYRILLIC", "GREEK", "HEBREW", "CJK", "HIRAGANA"} <= names
+    pattern = re.compile(r"Tom's dog, (.+), is (.+) years old!")
+    inside = [(pattern.fullmatch(source), target) for source, target in copies]
+    items = {f"{m[1]} {m[2]}" for m, target in inside if m and f"Hund {m[1]} ist {m[2]} " in target}
+    assert any("Rex" in item for item in items) and any("12" in item for item in items)
+    assert len(items) > 50
+
+
+def test_typing_errors_are_in_the_source_only(copies):
+    typed = {source for source, target in copies if target == "Toms Hund Rex ist 12 Jahre alt!"}
+    assert {"Tom’s dog, Rex, is 12 years old!", "Tom's odg, Rex, is 12 years old!"} & typed
+    assert len(typed) > 30
