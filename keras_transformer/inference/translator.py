@@ -256,17 +256,20 @@ class ModelTranslator(BatchTranslator):
             )
         source = with_eos(tokens, limit)  # [B, S]
         hypotheses = self._search_batch(source, options, details)
-        translations = self.target_tokenizer.detokenize(hypotheses.ids)  # [B, N]
-        if self.search.replace_unknowns:
-            prefix = options["prefix"] if options else None
-            translations = copy_unknowns(translations, hypotheses.ids, source, surfaces, prefix)
-        if self.task is not None:
-            translations = self.task.finish(translations, text)
+        translations = finish_translations(
+            hypotheses.ids,
+            text,
+            source,
+            surfaces,
+            target=self.target_tokenizer,
+            search=self.search,
+            task=self.task,
+            prefix=options["prefix"] if options else None,
+        )
         is_blank = (lengths == 0)[:, None]  # [B, 1]
         if self.marks_cut_outputs:
             is_cut = self._is_cut(hypotheses, tf.minimum(lengths, limit), options)
             answer["best_cut"] = (is_cut & ~is_blank)[:, 0]
-        translations = tf.where(is_blank, "", translations)
         lists = {"translations": translations, "scores": _scores(hypotheses, is_blank)}
         if details:
             ids = tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids)
@@ -372,6 +375,40 @@ class ModelTranslator(BatchTranslator):
             "is_cut": target_tokens.row_lengths() > longest,
         }
         return with_eos(tokens, limit), shifted, labels, is_cut
+
+
+def finish_translations(
+    ids: Tensor,
+    text: Tensor,
+    source: Tensor,
+    surfaces: tf.RaggedTensor,
+    *,
+    target: Tokenizer,
+    search: SearchConfig,
+    task: Task | None,
+    prefix: Tensor | None = None,
+) -> Tensor:
+    """Returns the translations of a search as users get them, string [B, N].
+
+    Copies unknown words as the configuration says, and completes the text as the task does; a
+    blank sentence has the empty translation.
+
+    Args:
+        ids: int32 [B, N, L], what the search found, with EOS, then PAD.
+        text: string [B], the sentences.
+        source: int32 [B, S], their ids with EOS, then PAD.
+        surfaces: string [B, (length)], the text of each of their tokens, or of more.
+        target: the tokenizer of the translations.
+        search: says whether unknown words are copied.
+        task: completes the text; None for none.
+        prefix: int32 [B, any], then PAD, with which translations begin.
+    """
+    translations = target.detokenize(ids)
+    if search.replace_unknowns:
+        translations = copy_unknowns(translations, ids, source, surfaces, prefix)
+    if task is not None:
+        translations = task.finish(translations, text)
+    return tf.where(source[:, :1] == EOS_ID, "", translations)
 
 
 def _scores(hypotheses: Hypotheses, is_blank: Tensor) -> Tensor:

@@ -14,17 +14,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, SearchConfig, TrainingConfig
+from keras_transformer.config import EOS_ID, PAD_ID, SearchConfig, TrainingConfig
 from keras_transformer.data import BatchPlan, ParallelText, evaluation_batches, pad_ids
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.inference.compiled_search import CompiledSearch, gpu_shapes
 from keras_transformer.inference.generate import search_translations
+from keras_transformer.inference.translator import finish_translations
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.search import Hypotheses
 from keras_transformer.sentences import batches_by_length, in_row_order
 from keras_transformer.tasks import Task
-from keras_transformer.text import Vocabulary
+from keras_transformer.text import Tokenizer, Vocabulary
 from keras_transformer.training.distribution import distributed
 from keras_transformer.training.optimizer import WeightAverage
 from keras_transformer.training.prepare import tokenize
@@ -114,6 +115,9 @@ class DevMetric:
             [*ids[: self._search.max_source_length], EOS_ID]
             for ids in source.encode(self._sentences)
         ]
+        _, self._surfaces = Tokenizer(source).tokenize_with_surfaces(
+            tf.constant(self._sentences), self._search.max_source_length
+        )
         strategy = model.distribute_strategy
         self._num_devices = 1
         if strategy.num_replicas_in_sync > 1:  # those of this process: all workers search the same
@@ -144,16 +148,18 @@ class DevMetric:
                 outputs.append(self._rows(self._search_batch(tf.constant(batch))))
         ids = in_row_order(batches, outputs)
         self.num_cut = sum(map(self._is_cut, self._sources, ids))
-        texts = self._target.decode([row.tolist() for row in ids])
-        # A blank sentence has the empty answer.
-        answers = self._task.finish(tf.constant(texts)[:, None], tf.constant(self._sentences))
-        answer_to = {
-            sentence: "" if len(ids) == 1 else answer.decode("utf-8", "replace")
-            for sentence, ids, answer in zip(
-                self._sentences, self._sources, answers[:, 0].numpy(), strict=True
-            )
-        }
-        return [answer_to[sentence] for sentence in self._texts]
+        answers = finish_translations(
+            tf.constant(pad_ids([row[row != PAD_ID] for row in ids]))[:, None],
+            tf.constant(self._sentences),
+            tf.constant(pad_ids(self._sources)),
+            self._surfaces,
+            target=Tokenizer(self._target),
+            search=self._search,
+            task=self._task,
+        )
+        texts = [answer.decode("utf-8", "replace") for answer in answers[:, 0].numpy()]
+        translation_of = dict(zip(self._sentences, texts, strict=True))
+        return [translation_of[sentence] for sentence in self._texts]
 
     def batches(self) -> list[list[int]]:
         """Returns the indices of the sentences that are searched together, the longest first."""

@@ -70,6 +70,16 @@ def test_dev_translations_match_translator(bleu, vocabulary):
     assert alone[-1] == ""  # of a blank sentence
 
 
+def test_dev_translations_copy_unknown_words_as_translator_does(vocabulary):
+    lines = ["a Anna c Bob", "a", "Владимир"]
+    model = make_model(vocabulary, seed=3)
+    translations = make_bleu(model, ParallelText(lines, lines)).translate()
+    results = Translator(model, vocabulary, vocabulary, SEARCH).translate(lines)
+    assert translations == [result.text for result in results]
+    assert "Anna" in translations[0]
+    assert not any("⁇" in text for text in translations[::2])
+
+
 def test_dev_bleu_is_sacrebleu_of_current_weights(vocabulary):
     model, sources = make_model(vocabulary), LINES[:5]
     bleu = make_bleu(model, ParallelText(sources, sources))
