@@ -1,12 +1,10 @@
 """Errors that the user can fix.
 
-An `InputError` carries one line that says what was expected, what came and how to fix it. The
-scripts print that line and exit with status 1; any other exception is a bug and keeps its
-traceback.
+The commands print the one line of an `InputError` and exit with status 1; any other exception is a
+bug and keeps its traceback.
 """
 
 import contextlib
-import errno
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -45,8 +43,7 @@ def check_unicode(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{name} must be Unicode, got a lone surrogate at character {error.start} of "
-            f"{text[:40]!r}; read files as UTF-8 with errors='replace'"
+            f"{name} must be Unicode, got a lone surrogate in {text[:40]!r}"
         ) from error
 
 
@@ -57,7 +54,7 @@ def as_text(text: str | bytes) -> str:
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"text must be UTF-8, got {text[:40]!r} ({error.reason})") from error
+        raise InputError(f"text must be UTF-8, got {text[:40]!r}") from error
 
 
 def one_line(error: BaseException | str) -> str:
@@ -72,19 +69,13 @@ def check_backend() -> None:
     backend = keras.backend.backend()
     if backend != "tensorflow":
         raise InputError(
-            "training runs, search and export need Keras's TensorFlow backend, got "
-            f"{backend!r}; set KERAS_BACKEND=tensorflow"
+            f"this needs Keras's TensorFlow backend, got {backend!r}; set KERAS_BACKEND=tensorflow"
         )
 
 
 @contextlib.contextmanager
 def needs_extra(extra: str) -> Iterator[None]:
-    """Raises `InputError` that names the extra to install if an import in the block fails.
-
-    Example:
-        >>> with needs_extra("datasets"):
-        ...     import tensorflow_datasets
-    """
+    """Raises `InputError` that names the extra to install if an import in the block fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -96,14 +87,10 @@ def needs_extra(extra: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Raises `InputError`, with advice, if the block cannot write `what`."""
+    """Raises `InputError` if the block cannot write `what`."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            advice = "free some space on that disk, or give a path on another one"
-        elif error.errno in (errno.ENOENT, errno.ENOTDIR):
-            advice = "give a path in a folder that exists"
-        else:
-            advice = "give a path that can be written to"
-        raise InputError(f"cannot write {what} ({error.strerror}); {advice}") from error
+        raise InputError(
+            f"cannot write {what} ({error.strerror}); free some space, or give another path"
+        ) from error

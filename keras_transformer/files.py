@@ -1,17 +1,9 @@
-"""Files and folders that are written whole or not at all, and lines of text files.
-
-A file or folder is written under a temporary name, inside a folder `.writing-HOST-*` beside it, and
-renamed when it is complete and on the disk: a process that is killed or a machine that loses power
-leaves the old content or all of the new one. A lock marks a folder that is still being written; the
-system releases it when the process dies, and the next writer of that machine removes the folder.
-Some file systems do not show locks to other machines: these leave a folder alone for a day.
-"""
+"""Paths, lines of text files, and files and folders that are written whole or not at all."""
 
 import abc
 import bz2
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import gzip
 import hashlib
@@ -23,13 +15,12 @@ import pathlib
 import platform
 import re
 import shutil
-import stat
-import sys
-import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any, ClassVar
+
+import filelock
 
 from keras_transformer.errors import InputError
 
@@ -37,61 +28,47 @@ Path = str | os.PathLike[str]
 
 CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f]"  # a pattern of Python and of TensorFlow
 
-_ASIDE = ".writing-"
-_LOCK = "lock"
-_DAY_S = 24 * 3600
-# Files that are decompressed while they are read: name, suffix, pattern of the first bytes, reader.
-# Text may begin with "BZh" too, but not with what follows it in a packed file: a level, then the
-# mark of a block or of the end.
-_PACKED: tuple[tuple[str, str, bytes, Callable[[IO[bytes]], Any]], ...] = (
-    ("gzip", ".gz", rb"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
-    ("bzip2", ".bz2", rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", bz2.BZ2File),
-    ("xz", ".xz", rb"\xfd7zXZ\x00", lzma.LZMAFile),
-)
-_MAX_START = 10  # bytes
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BUFFER_BYTES = 1 << 18
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# Readers of compressed files, by a pattern of the first bytes. Text may begin with "BZh" too, but
+# not with what follows it in a compressed file: a level, then the mark of a block or of the end.
+_READERS: dict[bytes, Any] = {
+    rb"\x1f\x8b": gzip.open,
+    rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": bz2.open,
+    rb"\xfd7zXZ\x00": lzma.open,
+}
+# Other formats, by the first bytes of the (decompressed) content, or by a suffix of the name.
+_OTHER_FORMATS = {
+    rb"\x28\xb5\x2f\xfd": "compressed by zstd",
+    rb"PK\x03\x04": "a zip archive",
+    rb"PAR1": "a Parquet table",
+    rb"(?s).{257}ustar": "a tar archive",
+}
+_OTHER_SUFFIXES = {".csv", ".jsonl", ".tmx"}
 
 
 def local_path(path: Path) -> pathlib.Path:
     """Returns a path on this machine, with the home folder instead of "~".
 
     Raises:
-        InputError: it is the address of a store, such as gs://bucket/run, or begins with "~" and
-            the name of no user.
+        InputError: it is the address of a store, such as gs://bucket/run.
     """
-    return pathlib.Path(_expanded(os.fspath(path)))
+    text = os.fspath(path)
+    if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", text):
+        raise InputError(f"{text} is not on this machine; give a local or mounted path")
+    return pathlib.Path(os.path.expanduser(text))
 
 
 def local_paths(text: str) -> str:
-    """Returns a comma-separated list of paths, each as by `local_path`."""
-    return ",".join(_expanded(entry.strip()) for entry in text.split(","))
-
-
-def _expanded(path: str) -> str:
-    if not path.isascii() and sys.getfilesystemencoding() != "utf-8":
-        raise InputError(
-            f"the path {path} has characters that the locale does not encode in UTF-8, as "
-            "TensorFlow does; set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
-        )
-    if re.match("[A-Za-z][A-Za-z0-9+.-]+:/", path):
-        raise InputError(f"{path} is not on this machine; give a local or mounted path")
-    expanded = os.path.expanduser(path)
-    if expanded.startswith("~"):
-        name = expanded.partition("/")[0]
-        raise InputError(
-            f"there is no user {name[1:]!r} for {path}; a file of that name is ./{path}"
-        )
-    return expanded
+    """Returns a comma-separated list of paths with the home folder instead of "~"."""
+    return ",".join(os.path.expanduser(entry.strip()) for entry in text.split(","))
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Writes a file such that at any moment its path has the old content or all of the new one.
 
     The mode of the file is kept. A symbolic link stays, and the file that it points to is replaced.
-    Of several writers at once the last one wins. Pipes and devices, such as /dev/stdout, are
-    appended to.
+    Pipes and devices, such as /dev/stdout, are appended to.
 
     Args:
         path: the file, in a folder that exists.
@@ -102,142 +79,67 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     path = local_path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
-    is_open = os.path.abspath(path).startswith(("/dev/fd/", "/dev/std", "/proc/"))
-    if path.exists() and (is_open or not path.is_file()):
+    if str(path).startswith("/dev/") or path.is_fifo():
         with path.open("ab") as stream:
             stream.write(data)
         return
     target = pathlib.Path(os.path.realpath(path))
     try:
-        with temporary_folder(target.parent) as aside:
-            temporary = aside / "content"
-            with temporary.open("wb") as file:
-                with contextlib.suppress(FileNotFoundError):
-                    os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-            sync(target.parent)
+        with temporary_folder(target.parent) as folder:
+            written = folder / "content"
+            written.write_bytes(data)
+            sync(written)
+            if target.exists():
+                shutil.copymode(target, written)
+            os.replace(written, target)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextlib.contextmanager
-def atomic_folder(
-    path: pathlib.Path, is_whole: Callable[[pathlib.Path], bool] | None = None
-) -> Iterator[pathlib.Path]:
+def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields an empty temporary folder, renamed to `path` when the block ends without an error.
 
-    If another process finishes first, its folder stays and this one is removed.
-
-    Args:
-        path: the folder to make.
-        is_whole: returns whether an existing folder can stay; otherwise it is replaced, and its
-            mode kept. None makes any existing folder an error.
-
     Raises:
-        OSError: the disk is full or read-only, or the path is taken. Nothing is left behind then,
-            nor if the block raises anything.
+        OSError: the disk is full or read-only, or there is such a folder already, of another
+            process perhaps, which stays.
     """
-    missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with temporary_folder(path.parent) as aside:
-            yield aside
-            for written in aside.rglob("*"):
+    with temporary_folder(path.parent) as folder:
+        yield folder
+        for written in folder.rglob("*"):
+            if written.is_file():
                 sync(written)
-            sync(aside)
-            if is_whole is not None and path.exists() and not is_whole(path):
-                aside.chmod(stat.S_IMODE(path.stat().st_mode))
-                shutil.rmtree(path)  # refuses a link
-            try:
-                aside.rename(path)  # fails where another process put its folder there meanwhile
-            except OSError:
-                if is_whole is None or not is_whole(path):
-                    raise
-            (path / _LOCK).unlink(missing_ok=True)
-            sync(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):  # another process has put something there
-            for parent in missing:
-                parent.rmdir()
-        raise
+        folder.rename(path)
 
 
 @contextlib.contextmanager
 def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Makes a locked folder with a random name, which is removed at the end unless renamed.
+    """Yields a new folder in `parent`, which is removed at the end unless it was renamed.
 
-    Also removes the folders beside it that killed processes have left.
+    A lock beside it shows that its process lives. The folders that killed processes of this machine
+    have left in `parent` are removed first.
     """
-    prefix = f"{_ASIDE}{platform.node()}-"
-    for abandoned in parent.glob(f"{_ASIDE}*"):
-        if abandoned.is_symlink():  # never made by this module
-            continue
-        # All but the random part: the host "train" is not the host "train-2".
-        is_of_host = f"{abandoned.name.rpartition('-')[0]}-" == prefix
-        if not is_of_host and _seconds_unchanged(abandoned) < _DAY_S:
-            continue
-        with contextlib.suppress(OSError), _open_lock(abandoned) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where it is being written
-            if _is_lock_of(lock, abandoned):
-                shutil.rmtree(abandoned, ignore_errors=True)
-    while True:
-        aside = parent / f"{prefix}{uuid.uuid4().hex}"
-        aside.mkdir()
+    prefix = f".writing-{platform.node()}-"
+    for lock in parent.glob(f"{prefix}*.lock"):
+        with contextlib.suppress(filelock.Timeout), filelock.FileLock(lock, timeout=0):
+            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+            lock.unlink(missing_ok=True)
+    folder = parent / f"{prefix}{uuid.uuid4().hex}"
+    lock = folder.with_suffix(".lock")
+    with filelock.FileLock(lock):
+        folder.mkdir()
         try:
-            lock = _open_lock(aside)
-        except FileNotFoundError:
-            continue  # another process found the folder before it was locked, and removed it
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        if _is_lock_of(lock, aside):
-            break
-        lock.close()  # removed meanwhile, for the same reason
-    with lock:
-        try:
-            yield aside
+            yield folder
         finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def _seconds_unchanged(folder: pathlib.Path) -> float:
-    """Returns the seconds since anything in a folder was last written."""
-    times = [0.0]
-    for path in (folder, *folder.rglob("*")):
-        with contextlib.suppress(OSError):  # renamed or removed meanwhile
-            times.append(path.lstat().st_mtime)
-    return time.time() - max(times)
-
-
-def _open_lock(folder: pathlib.Path) -> IO[bytes]:
-    """Opens a folder's lock, made if missing; never follows a link or waits for a pipe."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    return open(os.open(folder / _LOCK, flags, 0o666), "r+b", buffering=0)
-
-
-def _is_lock_of(lock: IO[bytes], folder: pathlib.Path) -> bool:
-    """Whether a lock protects a folder: another process may have replaced its file."""
-    try:
-        return os.path.samestat(os.fstat(lock.fileno()), (folder / _LOCK).lstat())
-    except FileNotFoundError:
-        return False
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's content, or the list of files of a folder, is on the disk.
-
-    Without it a power loss after a rename can leave an empty file under the new name.
-    """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        if not os.path.isdir(path):  # some network file systems do not sync folders
-            raise
-    finally:
-        os.close(descriptor)
+    """Waits until a file is on the disk: else a power loss could leave it empty."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def replace_control_characters(text: str) -> str:
@@ -261,11 +163,11 @@ def iterate_lines(path: Path) -> Iterator[str]:
     there would shift one side of a parallel corpus against the other.
 
     Args:
-        path: a UTF-8 file, plain or compressed by gzip, bzip2 or xz, by its suffix or its first
-            bytes. A byte order mark at its beginning is no part of the text.
+        path: a UTF-8 file, plain or compressed by gzip, bzip2 or xz. A byte order mark at its
+            beginning is no part of the text.
 
     Raises:
-        InputError: the file is missing, a folder, empty, damaged, or not UTF-8.
+        InputError: the file is missing, empty, damaged, not UTF-8, or of another format.
     """
     path = local_path(path)
     with _open(path) as file:
@@ -279,6 +181,38 @@ def iterate_lines(path: Path) -> Iterator[str]:
                 raise InputError(
                     f"{path}, line {number}: not UTF-8 ({error.reason}); convert the file to UTF-8"
                 ) from error
+
+
+@contextlib.contextmanager
+def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Opens a text file for reading bytes, decompressed if necessary; faults are `InputError`."""
+    if suffix := _OTHER_SUFFIXES.intersection(path.suffixes):
+        raise InputError(
+            f"{path} is a {suffix.pop()} file; convert it to text, one sentence a line"
+        )
+    try:
+        with io.BufferedReader(io.FileIO(path), _BUFFER_BYTES) as file:
+            readers = [_READERS[magic] for magic in _READERS if re.match(magic, file.peek(10))]
+            if not readers:
+                yield _checked(path, file)
+                return
+            # These readers find the ends of lines in Python, a buffer around them does so in C.
+            with readers[0](file) as content:
+                yield _checked(path, io.BufferedReader(content, _BUFFER_BYTES))
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"{path} cannot be read ({reason}); expected a text file, plain, .gz, .bz2 or .xz"
+        ) from error
+
+
+def _checked(path: pathlib.Path, file: Any) -> IO[bytes]:
+    """Returns the file; raises `InputError` for a format that is not text."""
+    start = file.peek(512)
+    for magic, name in _OTHER_FORMATS.items():
+        if re.match(magic, start):
+            raise InputError(f"{path} is {name}; unpack it to text, one sentence a line")
+    return file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,19 +242,14 @@ def file_identity(path: Path) -> dict[str, Any]:
         InputError: there is no such file, or it cannot be read more than once, like a pipe.
     """
     path = local_path(path)
-    check_text_file(path)
     if not path.is_file():
-        raise InputError(f"{path} is read several times; give a file on disk instead of a pipe")
-    try:
-        stat = path.stat()
-        digest = _content_hash(path.resolve(), stat.st_size, stat.st_mtime_ns, stat.st_ino)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    return {"size": stat.st_size, "sha256": digest}
+        raise InputError(f"{path} is not a file on disk; expected a text file")
+    stat = path.stat()
+    return {"size": stat.st_size, "sha256": _hash(path.resolve(), stat.st_size, stat.st_mtime_ns)}
 
 
 @functools.lru_cache
-def _content_hash(path: pathlib.Path, *change: int) -> str:
+def _hash(path: pathlib.Path, *change: int) -> str:
     """Returns the SHA-256 of a file, read again only if `change` differs."""
     return sha256([path])
 
@@ -333,45 +262,3 @@ def sha256(paths: Iterable[pathlib.Path]) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     return digest.hexdigest()
-
-
-def check_text_file(path: pathlib.Path) -> None:
-    """Raises `InputError` if the path is missing or a folder."""
-    if not path.exists():
-        raise InputError(f"{path} does not exist; expected a text file, plain, .gz, .bz2 or .xz")
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; expected a text file, plain, .gz, .bz2 or .xz")
-
-
-@contextlib.contextmanager
-def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
-    """Opens a file for reading bytes, decompressed if necessary; faults are `InputError`."""
-    check_text_file(path)
-    kind = None
-    try:
-        with io.BufferedReader(io.FileIO(path), _BUFFER_BYTES) as file:
-            start = file.peek(_MAX_START)
-            if start.startswith(_ZSTD_MAGIC):
-                raise InputError(f"{path} is packed by zstd; unpack it with: zstd -d {path}")
-            formats = [
-                (name, unpack)
-                for name, suffix, pattern, unpack in _PACKED
-                if path.suffix == suffix or re.match(pattern, start)
-            ]
-            if formats:
-                kind, unpack = formats[0]
-                # These files find the ends of lines in Python, a buffer around them does so in C.
-                with unpack(file) as unpacked:
-                    yield io.BufferedReader(unpacked, _BUFFER_BYTES)
-            else:
-                yield file
-    except OSError as error:
-        if error.errno is None:
-            raise _damaged(path, kind, error) from error
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-    except (EOFError, zlib.error, lzma.LZMAError) as error:
-        raise _damaged(path, kind, error) from error
-
-
-def _damaged(path: pathlib.Path, kind: str | None, error: Exception) -> InputError:
-    return InputError(f"{path} is not a whole {kind} file ({error}); copy or compress it again")

@@ -1,68 +1,40 @@
-"""This process and its machine: cores, instructions, versions, signals, memory."""
+"""This process and its machine: cores, instructions, versions, memory, signals."""
 
 import contextlib
 import ctypes
 import importlib.metadata
-import math
 import multiprocessing.connection
 import os
 import pathlib
 import platform
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import zlib
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from keras_transformer.errors import InputError
 from keras_transformer.version import __version__
 
+NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia")
 # For mallopt (malloc.h): blocks come from the heap and never from mmap, the heap never shrinks, and
 # all threads share it, since other arenas map what is larger than 64 MiB. M_MMAP_THRESHOLD would
 # not do: TensorFlow's library sets it to 128 KiB when it is loaded.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
 _MAX_PROGRAMS = 64  # of a few MB, for eight shapes of batches of the newest runs
-CGROUPS = pathlib.Path("/sys/fs/cgroup")
-NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia")
 # Matrix products on a GPU by cuBLAS, without autotuning: compiled programs side by side disturb its
 # measurements. Without it XLA's own kernels (Triton) took 535 ms of an update of `base` on an H200,
 # and everything else 18 ms.
-_XLA_OPTIONS = ("--xla_gpu_enable_triton_gemm=false", "--xla_gpu_autotune_level=0")
+_XLA_OPTIONS = "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0"
 _PACKAGES = ("tensorflow", "tensorflow-text", "keras", "sentencepiece", "sacrebleu")
 
 
 def package_versions() -> dict[str, str]:
     """Returns the versions of Python, this package and those that decide what it computes."""
     versions = {"python": platform.python_version(), "keras_transformer": __version__}
-    for name in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # on the path only
-            versions[name] = importlib.metadata.version(name)
-    return versions
-
-
-def source_commit() -> str | None:
-    """Returns the git commit of this package's source, with "+" if files have changed since.
-
-    None if it is installed without its repository, or git is missing.
-    """
-    root = pathlib.Path(__file__).parent.parent
-    if not (root / ".git").exists():
-        return None
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changes = git("status", "--porcelain", "--untracked-files=no", "--", "keras_transformer")
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if changes else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    return versions | {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def machine() -> str:
@@ -79,23 +51,10 @@ def machine() -> str:
 
 
 def num_cores() -> int:
-    """Returns the number of cores for this process, by its affinity and its container's quota."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    return max(1, math.ceil(min(cores, _quota(CGROUPS))))
-
-
-def _quota(root: pathlib.Path) -> float:
-    """Returns the processors of a container, by cgroups of version 2 or 1; infinity for all."""
-    files = ("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
-    for names in files:
-        with contextlib.suppress(OSError, ValueError):  # another version, or "max"
-            quota, period = map(int, " ".join((root / name).read_text() for name in names).split())
-            if quota > 0 and period > 0:  # -1 means all
-                return quota / period
-    return math.inf
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def cpu_flags() -> frozenset[str]:
@@ -105,10 +64,8 @@ def cpu_flags() -> frozenset[str]:
 
 def _cpuinfo(*names: str) -> list[str]:
     """Returns the words of the first line with one of these names; on Linux only."""
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
+    path = pathlib.Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return next((line.partition(":")[2].split() for line in lines if line.startswith(names)), [])
 
 
@@ -133,14 +90,96 @@ def set_up_gpu() -> None:
     """Sets how TensorFlow and XLA use a GPU; call it before TensorFlow is imported.
 
     A process takes a GPU's memory as it needs it, so that several work side by side, and XLA
-    compiles without autotuning (see `_XLA_OPTIONS`). Settings of the environment stay.
+    compiles without autotuning (see `_XLA_OPTIONS`). Settings of the environment win.
     """
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if may_use_gpu():
-        flags = os.environ.get("XLA_FLAGS", "")
-        names = {option.partition("=")[0] for option in flags.split()}
-        new = [option for option in _XLA_OPTIONS if option.partition("=")[0] not in names]
-        os.environ["XLA_FLAGS"] = " ".join([flags, *new]).strip()
+        os.environ["XLA_FLAGS"] = f"{_XLA_OPTIONS} {os.environ.get('XLA_FLAGS', '')}".strip()
+
+
+def keep_freed_memory() -> bool:
+    """Makes malloc reuse the memory of freed tensors; call it before TensorFlow is imported.
+
+    By default glibc returns large freed blocks to the system, which clears every page when it hands
+    them out again. With this the process holds memory until it ends. See docs/guides/training.md
+    for gain and cost.
+
+    Returns:
+        Whether memory is kept. False, and nothing is changed, where a GPU may be used (XLA's
+        threads would wait for one heap), without glibc, if another malloc is preloaded, or if the
+        environment sets MALLOC_* or GLIBC_TUNABLES' glibc.malloc.
+    """
+    settings = os.environ.get("GLIBC_TUNABLES", "") + os.environ.get("LD_PRELOAD", "")
+    is_set = any(name.startswith("MALLOC_") for name in os.environ)
+    if is_set or "malloc" in settings or may_use_gpu():
+        return False
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        return all([libc.mallopt(name, value) == 1 for name, value in _KEEP.items()])
+    except (OSError, AttributeError):  # no glibc
+        return False
+
+
+def keep_programs(folder: str | None = None) -> None:
+    """Caches XLA's compiled programs on disk; call it before TensorFlow is imported.
+
+    Each version of TensorFlow and kind of machine has its own folder within, since XLA would take a
+    program of another one for its own. The newest `_MAX_PROGRAMS` stay there. If the folder cannot
+    be written, a line on standard error says so, and nothing is cached.
+
+    Args:
+        folder: of the cache; None means keras-transformer in $XDG_CACHE_HOME or ~/.cache.
+    """
+    cache = folder or os.path.join(
+        os.environ.get("XDG_CACHE_HOME", "~/.cache"), "keras-transformer"
+    )
+    gpus = sorted(path.read_text() for path in NVIDIA_DRIVER.glob("gpus/*/information"))
+    kind = zlib.crc32(" ".join([*sorted(cpu_flags()), *gpus]).encode())
+    name = f"tensorflow-{importlib.metadata.version('tensorflow')}-{kind:08x}"
+    path = pathlib.Path(os.path.expanduser(cache)).absolute() / name
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "writable").touch()
+        with contextlib.suppress(FileNotFoundError):  # another process removes old ones too
+            for program in sorted(path.glob("*.pb"), key=os.path.getmtime)[:-_MAX_PROGRAMS]:
+                program.unlink()
+    except OSError as error:
+        print(
+            f"Cannot keep compiled programs in {path.parent} ({error.strerror}), so another "
+            "process compiles them again; give another --compile_cache",
+            file=sys.stderr,
+        )
+        return
+    os.environ["TF_XLA_FLAGS"] = (
+        f'--tf_xla_persistent_cache_directory="{path}" '
+        f"--tf_xla_persistent_cache_device_types=CPU,GPU {os.environ.get('TF_XLA_FLAGS', '')}"
+    )
+
+
+@contextlib.contextmanager
+def noted_signals() -> Iterator[list[signal.Signals]]:
+    """Yields a list of the signals received that ask for the end: SIGTERM, SIGHUP and Ctrl-C.
+
+    A second Ctrl-C raises `KeyboardInterrupt`. Signals that are ignored, as under `nohup`, stay
+    ignored; outside of the main thread none is caught.
+    """
+    received: list[signal.Signals] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(signal.Signals(number))
+
+    handlers: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                handlers[number] = signal.signal(number, receive)
+    try:
+        yield received
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -172,137 +211,3 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-@contextlib.contextmanager
-def noted_signals() -> Iterator[list[signal.Signals]]:
-    """Yields a list of the signals received that ask for the end: SIGTERM, SIGHUP and Ctrl-C.
-
-    A second Ctrl-C raises `KeyboardInterrupt`. Signals that are ignored, as under `nohup`, stay
-    ignored; outside of the main thread none is caught.
-    """
-    received: list[signal.Signals] = []
-
-    def receive(number: int, frame: FrameType | None) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(signal.Signals(number))
-
-    handlers: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                handlers[number] = signal.signal(number, receive)
-    try:
-        yield received
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-_first_user: int | None = None  # the process that loaded a model first
-
-
-def check_not_forked() -> None:
-    """Raises `InputError` in a process that was forked after a model was loaded.
-
-    TensorFlow's threads stay in the parent, and the child would wait for them for ever. Call it
-    when a model is loaded and when it is used.
-    """
-    global _first_user
-    _first_user = _first_user or os.getpid()
-    if os.getpid() != _first_user:
-        raise InputError(
-            "this process was forked after a model had been loaded, so TensorFlow would wait for "
-            "ever; load models in the child process only (gunicorn: without --preload), or start "
-            "it with the method spawn"
-        )
-
-
-def keep_freed_memory() -> bool:
-    """Makes malloc reuse the memory of freed tensors; call it before TensorFlow is imported.
-
-    By default glibc returns large freed blocks to the system, which clears every page when it hands
-    them out again. With this the process holds memory until it ends. See docs/guides/training.md
-    for gain and cost.
-
-    Returns:
-        Whether memory is kept. False, and nothing is changed, where a GPU may be used (XLA's
-        threads would wait for one heap), without glibc, if another malloc is preloaded, or if the
-        environment sets MALLOC_* or GLIBC_TUNABLES' glibc.malloc.
-    """
-    tunables, preloaded = (os.environ.get(name, "") for name in ("GLIBC_TUNABLES", "LD_PRELOAD"))
-    is_set = any(name.startswith("MALLOC_") for name in os.environ)
-    if is_set or "glibc.malloc" in tunables or "malloc" in preloaded:  # jemalloc, tcmalloc, ...
-        return False
-    if may_use_gpu():
-        return False
-    try:
-        libc = ctypes.CDLL("libc.so.6")
-        # None of them fails with these values; a list, so that each is set all the same.
-        return all([libc.mallopt(name, value) == 1 for name, value in _KEEP.items()])
-    except (OSError, AttributeError):  # no glibc
-        return False
-
-
-def keep_programs(folder: str | None = None) -> None:
-    """Caches XLA's compiled programs on disk; call it before TensorFlow is imported.
-
-    Each version of TensorFlow and kind of machine has its own folder within, since XLA would take a
-    program of another one for its own. The newest `_MAX_PROGRAMS` stay there; truncated ones, which
-    XLA would fail to read, are removed. If the folder cannot be written, an error on standard error
-    says so, and nothing is cached.
-
-    Args:
-        folder: of the cache; None means keras-transformer in $XDG_CACHE_HOME or ~/.cache.
-    """
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        root = pathlib.Path(folder or f"{home}/keras-transformer").expanduser().resolve()
-    except RuntimeError:  # there is no home folder
-        print(
-            "There is no home folder to keep compiled programs in, so another process compiles "
-            "them again; name a folder with --compile_cache, or none with --compile_cache=",
-            file=sys.stderr,
-        )
-        return
-    gpus = sorted(path.read_text() for path in NVIDIA_DRIVER.glob("gpus/*/information"))
-    machine = zlib.crc32(" ".join([*sorted(cpu_flags()), *gpus]).encode())
-    path = root / f"tensorflow-{importlib.metadata.version('tensorflow')}-{machine:08x}"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):  # a disk may be full or read-only
-            pass
-        _prune_programs(path)
-    except OSError as error:
-        print(
-            f"Cannot keep compiled programs in {root} ({error.strerror}), so another process "
-            "compiles them again; name a folder with --compile_cache, or none with "
-            "--compile_cache=",
-            file=sys.stderr,
-        )
-        return
-    os.environ["TF_XLA_FLAGS"] = (
-        f'--tf_xla_persistent_cache_directory="{path}" '
-        f"--tf_xla_persistent_cache_device_types=CPU,GPU {os.environ.get('TF_XLA_FLAGS', '')}"
-    )
-
-
-def _prune_programs(folder: pathlib.Path) -> None:
-    """Removes old and truncated programs, as other processes may do at the same time."""
-    from google.protobuf.empty_pb2 import Empty
-    from google.protobuf.message import DecodeError
-
-    written: dict[pathlib.Path, float] = {}
-    for program in folder.glob("*.pb"):
-        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-            written[program] = program.stat().st_mtime
-    for number, program in enumerate(sorted(written, key=written.__getitem__, reverse=True)):
-        try:
-            Empty.FromString(program.read_bytes())  # any whole protocol buffer
-        except FileNotFoundError:
-            continue
-        except DecodeError:
-            number = _MAX_PROGRAMS
-        if number >= _MAX_PROGRAMS:
-            program.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from keras_transformer.commands.test_set import TestSetFlags, digest
 from keras_transformer.config import DataConfig, SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
-from keras_transformer.host import machine, package_versions, source_commit
+from keras_transformer.host import machine, package_versions
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
@@ -148,7 +148,6 @@ def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
     settings = configs.to_dict()
     made_by = {
         "date": datetime.date.today().isoformat(),
-        "commit": source_commit(),
         "checkpoint": _MODEL.value or ",".join(name for _, name in checkpoints),
         "checkpoint_sha256": [run.checkpoints().digest(name) for run, name in checkpoints],
         "model": settings["model"],

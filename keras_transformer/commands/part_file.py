@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO, TypeAlias
 
 from keras_transformer.errors import InputError, writing
-from keras_transformer.files import Path, sync, write_atomically
+from keras_transformer.files import Path, write_atomically
 
 # Lines of the input, and what belongs to them.
 LineGroup: TypeAlias = tuple[list[str], list[str]]
@@ -121,7 +121,6 @@ def open_part(
             raise
         os.fsync(stream.fileno())
         part.replace(target)
-        sync(target.parent)
         _record_of(part).unlink()
 
 

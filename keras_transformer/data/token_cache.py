@@ -92,10 +92,11 @@ def cached_corpus(
     if (corpus := open_corpus(path)) is not None:
         return corpus
     maker = ShardMaker(shards, vocabularies, length_filter, processes or num_cores())
+    shutil.rmtree(path, ignore_errors=True)  # a damaged one
     try:
         with (
             writing(f"the tokenized text to {os.fspath(folder)}"),
-            atomic_folder(path, lambda made: open_corpus(made) is not None) as aside,
+            atomic_folder(path) as aside,
         ):
             if make_shards is not None:
                 shards.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.errors import BatchesInProgressError, InputError
-from keras_transformer.host import check_not_forked, num_cores
+from keras_transformer.host import num_cores
 from keras_transformer.inference.generate import encode_phrases
 from keras_transformer.results import Attention, Result, read_attention
 from keras_transformer.sentences import (
@@ -62,7 +62,6 @@ class BatchTranslator(SentenceTranslator):
         max_extra_length: int | None = None,
         language_codes: Sequence[str] = (),
     ) -> None:
-        check_not_forked()
         self._signature = signature
         self._target = target
         self._max_extra_length = max_extra_length
@@ -121,7 +120,6 @@ class BatchTranslator(SentenceTranslator):
         read: Callable[[Answer, Mapping[str, InputValues]], list[Result]],
         details: bool,
     ) -> list[Result]:
-        check_not_forked()
         texts = texts_of(columns)
         for text in texts[0]:
             check_language_code(text, self._language_codes)

@@ -346,7 +346,6 @@ class Checkpoints:
                     self.drop(replaced)
                 for path in paths:
                     path.replace(self.folder / path.name)
-                    sync(self.folder)
         except (tf.errors.OpError, OSError) as error:
             raise InputError(
                 f"cannot write checkpoint {name} to {self.folder} ({one_line(error)}); free some "

@@ -32,7 +32,6 @@ from keras_transformer.config import TrainingConfig
 from keras_transformer.data import ApacheBeamShards, ParallelText, TokenizedCorpus
 from keras_transformer.errors import InputError, NotRegisteredError, writing
 from keras_transformer.files import Path, local_path, write_atomically
-from keras_transformer.host import check_not_forked
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.learning import cut_new_tokens
@@ -387,7 +386,6 @@ class RunDirectory:
         Raises:
             InputError: there is no such run or checkpoint, or it is damaged.
         """
-        check_not_forked()
         checkpoints, configs = self.checkpoints(), self.configs()
         name = checkpoints.find(checkpoint)
         model = build_model(configs.model, dtype="float32")

@@ -174,7 +174,7 @@ def test_error_in_the_text_leaves_nothing_behind(tmp_path):
     broken.path.write_text("a\tb\nno tab\n")
     with pytest.raises(InputError, match=r"broken\.tsv, line 2"):
         open_corpus(tmp_path, broken)
-    assert not (tmp_path / "cache").exists()
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_empty_corpus_is_named(tmp_path, tsv):
@@ -219,7 +219,7 @@ def test_full_disk_is_an_error_and_leaves_nothing(tmp_path, full_disk):
     message = r"cannot write .*cache \(.+\); free some space"
     with full_disk(), pytest.raises(InputError, match=message):
         open_corpus(tmp_path, tsv)
-    assert not (tmp_path / "cache").exists()
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_unwritable_folder_is_named(tmp_path, tsv):
