@@ -43,5 +43,5 @@ from .tasks import register_task as register_task
 from .text import Tokenizer as Tokenizer
 from .text import Vocabulary as Vocabulary
 from .text import learn_vocabulary as learn_vocabulary
-from .training import RunDirectory as RunDirectory
-from .training import train as train
+from .training.run import RunDirectory as RunDirectory
+from .training.trainer import train as train

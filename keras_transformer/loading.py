@@ -16,7 +16,8 @@ from keras_transformer.pretrained import load_pretrained, pretrained_models
 from keras_transformer.serving.export import load_exported
 from keras_transformer.serving.model_folder import check_version
 from keras_transformer.text import Vocabulary
-from keras_transformer.training import RunConfigs, RunDirectory
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
 
 
 class NamedModel(NamedTuple):

@@ -1,7 +1,7 @@
 """Lets `keras.models.load_model` find the classes of this package after `import keras_transformer`.
 
 Keras finds only classes whose modules have been imported. These modules import Keras, for which
-configurations and the client need not wait, so they are imported right after Keras.
+commands and the client need not wait, so they are imported right after Keras.
 """
 
 import contextlib
@@ -9,8 +9,6 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
-import types
-from collections.abc import Sequence
 from typing import Any
 
 
@@ -26,43 +24,25 @@ def _register() -> None:
     # Keras must work even if a package that models need is missing, as for the client alone; the
     # import of a model then shows the error.
     with contextlib.suppress(Exception):
-        for home in ("layers", "models", "objectives"):
-            importlib.import_module(f"keras_transformer.{home}")
+        for name in ("layers", "models", "objectives"):
+            importlib.import_module(f"keras_transformer.{name}")
 
 
 class _KerasFinder(importlib.abc.MetaPathFinder):
-    """Finds Keras as the other finders do, with a loader that registers the classes."""
+    """Finds Keras as usual, and registers the classes once it is imported."""
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+        self, name: str, path: Any, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "keras":
             return None
-        for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(name, path, target)):
-                if spec.loader is not None:
-                    spec.loader = _RegisteringLoader(self, spec.loader)
-                return spec
-        return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
 
+            def execute_and_register(module: Any) -> None:
+                execute(module)
+                _register()
 
-class _RegisteringLoader(importlib.abc.Loader):
-    def __init__(self, finder: _KerasFinder, loader: Any) -> None:
-        self._finder = finder
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
-        module: types.ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        with contextlib.suppress(ValueError):  # removed already
-            sys.meta_path.remove(self._finder)
-        _register()
+            spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec

@@ -317,7 +317,8 @@ def texts(once):
 @pytest.fixture(scope="session")
 def run_dir(once, texts):
     """The directory of the run; tests that change it take a copy."""
-    from keras_transformer.training import RunDirectory, train
+    from keras_transformer.training.run import RunDirectory
+    from keras_transformer.training.trainer import train
 
     def create(folder):
         files = {
@@ -332,7 +333,7 @@ def run_dir(once, texts):
 @pytest.fixture(scope="session")
 def trained(run_dir):
     """The model of the run and the vocabularies of its source and target."""
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import RunDirectory
 
     run = RunDirectory(run_dir)
     return run.load_model(), *run.vocabularies()
@@ -365,7 +366,7 @@ def two_best(make_translator):
 def exported(once, run_dir, two_best):
     """The second translator as a SavedModel: the folder of version 1."""
     from keras_transformer.serving.export import describe_run, export
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import RunDirectory
 
     training = [describe_run(RunDirectory(run_dir), "average")]
     options = dict(batch_sizes=(1, 8), training=training)

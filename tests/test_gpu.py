@@ -23,7 +23,7 @@ from keras_transformer.config import (
     UniversalConfig,
 )
 from keras_transformer.models import build_model
-from keras_transformer.training import compile_for_training
+from keras_transformer.training.optimizer import compile_for_training
 
 sys.path.append(str(pathlib.Path(__file__).parent / "training"))
 import tiny_run
@@ -118,7 +118,8 @@ tf.config.set_logical_device_configuration(
 tf.config.experimental.enable_tensor_float_32_execution(False)
 import test_gpu
 from keras_transformer.models import build_model
-from keras_transformer.training import compile_for_training, make_strategy
+from keras_transformer.training.distribution import make_strategy
+from keras_transformer.training.optimizer import compile_for_training
 from keras_transformer.config import TrainingConfig
 
 start = build_model(test_gpu.CONFIGS["transformer"]).get_weights()

@@ -6,7 +6,7 @@ from keras_transformer import Translator
 from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
-from keras_transformer.training import RunDirectory
+from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.settings import RunConfigs
 
 

@@ -61,10 +61,10 @@ print(type(model).__name__, model.compiled)
     assert run_python("-c", program) == "Transformer True\n"
 
 
-def test_the_package_loads_no_keras(run_python):
+def test_client_and_configurations_load_no_keras(run_python):
     program = """
 import sys
-from keras_transformer import Client, TransformerConfig, learn_vocabulary
+from keras_transformer import Client, TransformerConfig
 print(sorted({"keras", "tensorflow"} & sys.modules.keys()))
 """
     assert run_python("-c", program) == "[]\n"
@@ -79,19 +79,3 @@ import keras_transformer, keras
 print(keras.__name__, type(keras.__loader__).__name__)
 """
     assert run_python("-c", program, KERAS_BACKEND="jax") == "keras SourceFileLoader\n"
-
-
-def test_error_of_a_missing_keras_is_the_usual_one(run_python):
-    program = """
-import sys, keras_transformer
-class Nothing:
-    def find_spec(self, name, path, target=None):
-        if name == "keras":
-            raise ModuleNotFoundError("No module named 'keras'", name="keras")
-sys.meta_path.insert(1, Nothing())
-try:
-    import keras
-except ModuleNotFoundError as error:
-    print(error)
-"""
-    assert run_python("-c", program) == "No module named 'keras'\n"

@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     common.refuse_arguments(arguments)
     common.load_tensorflow()
     from keras_transformer.models import build_model
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import RunDirectory
 
     run = RunDirectory(_RUN_DIR.value)
     with run.lock():  # a running training would drop checkpoints, and go beyond this average

@@ -18,7 +18,7 @@ from keras_transformer.sentences import REMARKS, SentenceWarning
 
 if TYPE_CHECKING:
     from keras_transformer.tasks import Task
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import RunDirectory
 
 
 def load_tensorflow(*, one_dnn: bool = True, with_keras: bool = True) -> bool:
@@ -111,7 +111,7 @@ def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirector
         InputError: there is no such run, or it has no checkpoint that `checkpoints` could mean. A
             step or average that is missing is reported when it is loaded.
     """
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import RunDirectory
 
     pairs = []
     for path in run_dirs.split(","):

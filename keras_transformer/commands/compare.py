@@ -23,7 +23,7 @@ from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import RunDirectory
 
     Runs = dict[str, tuple[RunDirectory, str]]  # each with the full name of a checkpoint
 
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _find_runs(paths: list[str]) -> "Runs":
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import RunDirectory
 
     runs = {}
     names: dict[tuple[pathlib.Path, str], str] = {}

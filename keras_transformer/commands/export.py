@@ -25,7 +25,7 @@ from keras_transformer.serving.model_folder import (
 )
 
 if TYPE_CHECKING:
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import RunDirectory
 
     Checkpoints = list[tuple[RunDirectory, str]]
 

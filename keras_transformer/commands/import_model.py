@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.interop import find_format, import_run, locate, origin_of, read_model
     from keras_transformer.interop.foreign import ImportOptions
     from keras_transformer.loading import find_model, is_pretrained
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import RunDirectory
 
     RunDirectory(run_dir).check_is_new()  # before a download
     if is_pretrained(_MODEL.value):

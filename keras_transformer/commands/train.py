@@ -34,7 +34,8 @@ from keras_transformer.training import settings
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
-    from keras_transformer.training import RunConfigs, RunDirectory
+    from keras_transformer.training.run import RunDirectory
+    from keras_transformer.training.settings import RunConfigs
 
 _RUN_DIR = command_flags.define_path("run_dir", None, "Directory of the run.", required=True)
 _START_FROM = command_flags.define_path(
@@ -137,8 +138,8 @@ def main(arguments: list[str]) -> None:
         keep_programs(_COMPILE_CACHE.value)
     keeps_memory = common.load_tensorflow()
     common.print_warnings()
-    from keras_transformer.training import RunDirectory, distribution, trainer
-    from keras_transformer.training.run import prepare_run
+    from keras_transformer.training import distribution, trainer
+    from keras_transformer.training.run import RunDirectory, prepare_run
 
     if _PRINT_FLAGS.value:
         for flag in settings.as_flags(_find_configs(RunDirectory(_RUN_DIR.value), options)):

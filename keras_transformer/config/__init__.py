@@ -1,10 +1,56 @@
 """Hyperparameters of model, data, training and search: frozen dataclasses that check themselves.
 
 One place lists every hyperparameter; layers take plain numbers and never see these classes.
-`ModelConfig.preset("base")` gives the paper's settings, `to_json` and `from_json` a round trip. The
-names are in `__init__.pyi`.
+`ModelConfig.preset("base")` gives the paper's settings, `to_json` and `from_json` a round trip.
 """
 
-import lazy_loader
+from keras_transformer.config.data import (
+    DEFAULT_VOCABULARY_SIZE,
+    EXTEND,
+    DataConfig,
+    split_list,
+)
+from keras_transformer.config.model import (
+    BOS_ID,
+    EOS_ID,
+    LANGUAGE_CODE,
+    NUM_RESERVED,
+    PAD_ID,
+    UNK_ID,
+    WORD_START,
+    ModelConfig,
+    RecurrentConfig,
+    TransformerConfig,
+    TransformerLayersConfig,
+    UniversalConfig,
+    architectures,
+)
+from keras_transformer.config.options import JsonConfig, option
+from keras_transformer.config.search import SearchConfig, check_options
+from keras_transformer.config.training import TRAINING_PRESETS, TrainingConfig
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__all__ = [
+    "BOS_ID",
+    "DEFAULT_VOCABULARY_SIZE",
+    "EOS_ID",
+    "EXTEND",
+    "LANGUAGE_CODE",
+    "NUM_RESERVED",
+    "PAD_ID",
+    "TRAINING_PRESETS",
+    "UNK_ID",
+    "WORD_START",
+    "DataConfig",
+    "JsonConfig",
+    "ModelConfig",
+    "RecurrentConfig",
+    "SearchConfig",
+    "TrainingConfig",
+    "TransformerConfig",
+    "TransformerLayersConfig",
+    "UniversalConfig",
+    "architectures",
+    "check_options",
+    "option",
+    "split_list",
+]

@@ -1,8 +1,52 @@
-"""Sentence pairs from files or TensorFlow Datasets, and batches of their ids.
+"""Sentence pairs from files or TensorFlow Datasets, and batches of their ids."""
 
-The names are in `__init__.pyi`.
-"""
+from keras_transformer.data.augmentation import AugmentedPairs
+from keras_transformer.data.batches import (
+    MAX_COMPILED_SHAPES,
+    MAX_SHAPES,
+    Batch,
+    BatchPlan,
+    BatchShape,
+    PlannedBatch,
+    Resample,
+    evaluation_batches,
+    to_dataset,
+    training_batches,
+)
+from keras_transformer.data.corpus import (
+    FilePair,
+    PairSource,
+    ParallelText,
+    TokenizedCorpus,
+    TsvFile,
+    learn_from_corpus,
+    pad_ids,
+    read_parallel,
+)
+from keras_transformer.data.datasets import DatasetSplit
+from keras_transformer.data.token_cache import ApacheBeamShards, cached_corpus
 
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__all__ = [
+    "MAX_COMPILED_SHAPES",
+    "MAX_SHAPES",
+    "ApacheBeamShards",
+    "AugmentedPairs",
+    "Batch",
+    "BatchPlan",
+    "BatchShape",
+    "DatasetSplit",
+    "FilePair",
+    "PairSource",
+    "ParallelText",
+    "PlannedBatch",
+    "Resample",
+    "TokenizedCorpus",
+    "TsvFile",
+    "cached_corpus",
+    "evaluation_batches",
+    "learn_from_corpus",
+    "pad_ids",
+    "read_parallel",
+    "to_dataset",
+    "training_batches",
+]

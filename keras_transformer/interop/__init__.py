@@ -21,7 +21,8 @@ from keras_transformer.interop.opennmt import is_eole, is_opennmt_py, read_eole,
 from keras_transformer.interop.opennmt_tf import is_opennmt_tf, read_opennmt_tf
 from keras_transformer.interop.transformers import is_transformers, read_transformers
 from keras_transformer.text.learning import kind_of
-from keras_transformer.training import RunConfigs, RunDirectory
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
 
 _TOKENIZED = (
     "The text must be tokenized as for the model's training, with spaces between tokens; where "

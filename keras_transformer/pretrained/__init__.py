@@ -19,8 +19,9 @@ from keras_transformer.errors import InputError, writing
 from keras_transformer.files import Path, atomic_folder, local_path
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
-from keras_transformer.training import RunConfigs, RunDirectory
 from keras_transformer.training.checkpoints import by_name
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
 
 FOLDER = pathlib.Path(__file__).parent
 

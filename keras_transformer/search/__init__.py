@@ -1,12 +1,37 @@
-"""Search for the best translations over a step function; knows nothing else of the model.
-
-The names are in `__init__.pyi`.
-"""
-
-import lazy_loader
+"""Search for the best translations over a step function; knows nothing else of the model."""
 
 from keras_transformer.errors import check_backend
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
 check_backend()
+
+from keras_transformer.search.beam import beam_search  # noqa: E402 (TensorFlow only)
+from keras_transformer.search.constraints import (  # noqa: E402
+    BannedPhrases,
+    Constraint,
+    ForbidUnknown,
+    MinLength,
+    NoRepeatNgram,
+    OpenHypotheses,
+    Prefix,
+    RepetitionPenalty,
+    forbid_ids,
+)
+from keras_transformer.search.loop import Hypotheses, kv_cache_capacities  # noqa: E402
+from keras_transformer.search.sampling import sample, sentence_seeds  # noqa: E402
+
+__all__ = [
+    "BannedPhrases",
+    "Constraint",
+    "ForbidUnknown",
+    "Hypotheses",
+    "MinLength",
+    "NoRepeatNgram",
+    "OpenHypotheses",
+    "Prefix",
+    "RepetitionPenalty",
+    "beam_search",
+    "forbid_ids",
+    "kv_cache_capacities",
+    "sample",
+    "sentence_seeds",
+]

@@ -54,9 +54,9 @@ from keras_transformer.serving.model_folder import (
     write_server_files,
 )
 from keras_transformer.text import Vocabulary
-from keras_transformer.training import RunDirectory
 from keras_transformer.training.checkpoints import AVERAGE, START
 from keras_transformer.training.metrics import training_cost
+from keras_transformer.training.run import RunDirectory
 
 
 def export(

@@ -161,7 +161,7 @@ def run_case(run_dir: str, checkpoint: str, path: str) -> tuple[Sentences, Write
         InputError: there is no such run or checkpoint, or the file has no sentences.
     """
     from keras_transformer.files import read_lines
-    from keras_transformer.training import RunDirectory
+    from keras_transformer.training.run import RunDirectory
 
     run = RunDirectory(run_dir)
     model = run.load_model(checkpoint)

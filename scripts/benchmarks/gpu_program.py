@@ -131,7 +131,7 @@ def make_update(case: Case) -> "tuple[tf.types.experimental.PolymorphicFunction,
     """Returns the update that XLA compiles in training, and its arguments."""
     import tensorflow as tf
 
-    from keras_transformer.training import compile_for_training
+    from keras_transformer.training.optimizer import compile_for_training
 
     model = _model(case)
     compile_for_training(model, TrainingConfig.preset(case.preset, precision=case.precision), True)

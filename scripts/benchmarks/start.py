@@ -41,7 +41,8 @@ def _write_models(preset: str, vocabulary_size: int, folder: pathlib.Path) -> di
     from keras_transformer.config import TrainingConfig
     from keras_transformer.inference import ModelTranslator
     from keras_transformer.serving.constants import merge_constants
-    from keras_transformer.training import RunConfigs, RunDirectory
+    from keras_transformer.training.run import RunDirectory
+    from keras_transformer.training.settings import RunConfigs
 
     model, vocabulary = random_model(preset, vocabulary_size)
     search = {"max_extra_length": _MAX_EXTRA_LENGTH}

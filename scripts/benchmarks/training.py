@@ -186,7 +186,7 @@ def main(job: Job) -> None:
 
     from keras_transformer.data import to_dataset
     from keras_transformer.models import build_model
-    from keras_transformer.training import compile_for_training
+    from keras_transformer.training.optimizer import compile_for_training
 
     check_gpu(job, bool(tf.config.list_physical_devices("GPU")), "TensorFlow")
     tf.config.experimental.enable_tensor_float_32_execution(False)  # as PyTorch's default is

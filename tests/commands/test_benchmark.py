@@ -165,7 +165,7 @@ def test_pytorch_has_our_parameters_and_losses(tmp_path, run_python):
     import keras
 
     from keras_transformer.models import build_model
-    from keras_transformer.training import compile_for_training
+    from keras_transformer.training.optimizer import compile_for_training
 
     keras.utils.set_random_seed(1)
     config = ModelConfig.preset("tiny", vocabulary_size=50, num_layers=2, dropout=0.0)

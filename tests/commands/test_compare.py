@@ -8,7 +8,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
 from keras_transformer.inference import BatchTranslator
-from keras_transformer.training import RunDirectory
+from keras_transformer.training.run import RunDirectory
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import numpy as np
 
 from keras_transformer.config import DataConfig
 from keras_transformer.text import Vocabulary
-from keras_transformer.training import RunDirectory, Stopped
 from keras_transformer.training.prepare import make_vocabularies
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.trainer import Stopped
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 

@@ -23,13 +23,16 @@ from keras_transformer.config import (
 from keras_transformer.config import options as config_options
 from keras_transformer.models import Transformer
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training import RunConfigs, RunDirectory, Stopped, distribution
+from keras_transformer.training import distribution
 from keras_transformer.training.metrics import read_metrics
+from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.settings import (
+    RunConfigs,
     changed_configs,
     fine_tuning_configs,
     new_configs,
 )
+from keras_transformer.training.trainer import Stopped
 
 _TOY = pathlib.Path(__file__).parents[1] / "models" / "toy_architecture.py"
 

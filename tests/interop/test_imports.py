@@ -26,8 +26,10 @@ from keras_transformer.interop.reading import Tensors
 from keras_transformer.interop.transformers import export_transformers
 from keras_transformer.interop.vocabularies import word_vocabulary
 from keras_transformer.text import Tokenizer
-from keras_transformer.training import RunConfigs, RunDirectory, train
 from keras_transformer.training.prepare import tokenize
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
+from keras_transformer.training.trainer import train
 
 SEARCHED = sorted(set(samples.NAMES) - {"marian_pre_relu"})  # whose own decoder is wrong
 

@@ -18,7 +18,8 @@ from keras_transformer.decoding import NO_SCORE
 from keras_transformer.errors import InputError
 from keras_transformer.results import Translation
 from keras_transformer.serving.export import export, load_exported
-from keras_transformer.training import RunDirectory, train
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.trainer import train
 
 RUNS = {
     "transformer, window": dict(model_dim=16, feed_forward_dim=24),

@@ -11,7 +11,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.loading import find_model
 from keras_transformer.pretrained import load_pretrained, pack, pretrained_models
 from keras_transformer.serving.export import describe_run
-from keras_transformer.training import RunDirectory
+from keras_transformer.training.run import RunDirectory
 
 _MOST_BYTES = 8_000_000
 

@@ -20,7 +20,8 @@ from keras_transformer.serving import export as export_module
 from keras_transformer.serving.export import describe_run, export, load_exported, make_model_card
 from keras_transformer.serving.model_folder import choose_version, read_model_card
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training import RunConfigs, RunDirectory
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "serve.sh"]
 

@@ -21,13 +21,14 @@ from keras_transformer.search import Constraint
 from keras_transformer.tasks import Metric, Task, TranslationTask, get_task, register_task
 from keras_transformer.tasks import task as task_module
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training import RunDirectory, train
 from keras_transformer.training.metrics import read_metrics
 from keras_transformer.training.prepare import (
     read_test_text,
     read_validation_texts,
     training_corpus,
 )
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.trainer import train
 from keras_transformer.training.validation import DevMetric
 
 

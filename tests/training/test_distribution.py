@@ -17,13 +17,13 @@ from tiny_run import contents
 
 from keras_transformer import host
 from keras_transformer.errors import InputError
-from keras_transformer.training import RunDirectory
 from keras_transformer.training import distribution as module
 from keras_transformer.training.distribution import (
     make_strategy,
     report_out_of_memory,
     wait_for_files,
 )
+from keras_transformer.training.run import RunDirectory
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 
@@ -187,7 +187,9 @@ import os, pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
 import tiny_run
 from keras_transformer.errors import InputError
-from keras_transformer.training import RunDirectory, make_strategy, trainer
+from keras_transformer.training import trainer
+from keras_transformer.training.distribution import make_strategy
+from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.distribution import all_or_none
 class DyingTrainer(trainer.Trainer):
     def _signal_to_any(self, *arguments):

@@ -10,9 +10,10 @@ from keras_transformer.errors import InputError
 from keras_transformer.interop import import_run, read_model
 from keras_transformer.models import build_model
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training import RunDirectory, train
 from keras_transformer.training.prepare import extend_vocabularies
+from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.settings import fine_tuning_configs, new_configs
+from keras_transformer.training.trainer import train
 
 TAGS = ["<de>", "<fr>"]
 FILES = {"train_source": "a", "train_target": "b"}

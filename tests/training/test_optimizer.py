@@ -11,7 +11,7 @@ from keras_transformer.config import RecurrentConfig, TransformerConfig, Univers
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
 from keras_transformer.objectives import SmoothedCrossEntropy
-from keras_transformer.training import Checkpoints
+from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.optimizer import (
     WeightAverage,
     compile_for_training,

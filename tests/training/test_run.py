@@ -14,16 +14,12 @@ from keras_transformer.models import Transformer, build_model
 from keras_transformer.serving.export import load_exported
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import Vocabulary
-from keras_transformer.training import (
-    Checkpoints,
-    RunConfigs,
-    RunDirectory,
-    compile_for_training,
-    train,
-)
 from keras_transformer.training import run as run_module
-from keras_transformer.training.run import create_run
-from keras_transformer.training.settings import changed_configs, new_configs
+from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.optimizer import compile_for_training
+from keras_transformer.training.run import RunDirectory, create_run
+from keras_transformer.training.settings import RunConfigs, changed_configs, new_configs
+from keras_transformer.training.trainer import train
 
 TEXT = {"train_source": "a", "train_target": "b"}
 LEARNED = {"positions": "learned", "max_positions": 20, "max_length": 19}

@@ -21,17 +21,13 @@ from tiny_run import assert_same_checkpoint, contents, copy_of
 from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
-from keras_transformer.training import (
-    RunConfigs,
-    RunDirectory,
-    compile_for_training,
-    distribution,
-    train,
-    trainer,
-)
+from keras_transformer.training import distribution, trainer
 from keras_transformer.training.checkpoints import by_name
 from keras_transformer.training.metrics import cost_summary
-from keras_transformer.training.trainer import Due, Trainer
+from keras_transformer.training.optimizer import compile_for_training
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
+from keras_transformer.training.trainer import Due, Trainer, train
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -427,7 +423,10 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import tiny_run
 from keras_transformer.errors import InputError
-from keras_transformer.training import Checkpoints, RunDirectory, make_strategy, train
+from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.distribution import make_strategy
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.trainer import train
 def fail(*arguments, **options):
     raise InputError("the disk is full")
 Checkpoints.save = fail
@@ -470,7 +469,8 @@ from keras_transformer.host import keep_programs
 keep_programs(sys.argv[3])
 sys.path.insert(0, sys.argv[1])
 import tiny_run
-from keras_transformer.training import RunDirectory, train
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.trainer import train
 train(RunDirectory(sys.argv[2]), tiny_run.corpus(300, longest=40), jit_compile=True)
 """
 

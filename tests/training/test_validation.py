@@ -15,7 +15,9 @@ from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
-from keras_transformer.training import RunConfigs, RunDirectory, compile_for_training
+from keras_transformer.training.optimizer import compile_for_training
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
 from keras_transformer.training.validation import DevMetric, Validation, check_validation
 
 WORDS = "a b c d e f g h"
@@ -116,7 +118,8 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 sys.path.insert(0, sys.argv[1])
 import test_validation as test
 import tiny_run
-from keras_transformer.training import make_strategy, train
+from keras_transformer.training.distribution import make_strategy
+from keras_transformer.training.trainer import train
 strategy = make_strategy("mirrored")
 with strategy.scope():
     model = test.make_model(test.make_vocabulary())

@@ -20,8 +20,11 @@ import tensorflow as tf
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.text import Vocabulary, learn_vocabulary
-from keras_transformer.training import RunConfigs, RunDirectory, Stopped, trainer
+from keras_transformer.training import trainer
 from keras_transformer.training.prepare import tokenize
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
+from keras_transformer.training.trainer import Stopped
 
 LETTERS = "abcdef"
 DATA = DataConfig(train_source="forwards.txt", train_target="backwards.txt")

@@ -16,8 +16,13 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 
 import tiny_run  # noqa: E402  # loads TensorFlow's devices
 
-from keras_transformer.training import RunDirectory, make_strategy, train  # noqa: E402
-from keras_transformer.training.distribution import all_or_none, worker_of  # noqa: E402
+from keras_transformer.training.distribution import (  # noqa: E402
+    all_or_none,
+    make_strategy,
+    worker_of,
+)
+from keras_transformer.training.run import RunDirectory  # noqa: E402
+from keras_transformer.training.trainer import train  # noqa: E402
 
 strategy = make_strategy("multi_worker")
 with all_or_none(strategy):
