@@ -27,40 +27,8 @@ _X_LABELS = {
     "target_tokens": "target tokens",
     "flops": "training FLOPs, of matrix products of real tokens",
     "padded_flops": "training FLOPs, of matrix products with padding",
-    "sustained_flops": "training FLOPs, by the devices' time and sustained rate",
 }
 _X = flags.DEFINE_enum("x", "step", list(_X_LABELS), "The value in metrics.jsonl for the x-axis.")
-# BLEU on newstest2014 and training FLOPs, estimated from time and sustained rate, in Table 2 of
-# Vaswani et al. 2017, without ByteNet, which has no FLOPs there.
-_PUBLISHED_SYSTEMS: dict[str, dict[str, tuple[float, float]]] = {
-    "wmt14_en_de": {
-        "GNMT + RL": (24.6, 2.3e19),
-        "ConvS2S": (25.16, 9.6e18),
-        "MoE": (26.03, 2.0e19),
-        "GNMT + RL ensemble": (26.30, 1.8e20),
-        "ConvS2S ensemble": (26.36, 7.7e19),
-        "Transformer base": (27.3, 3.3e18),
-        "Transformer big": (28.4, 2.3e19),
-    },
-    "wmt14_en_fr": {
-        "Deep-Att + PosUnk": (39.2, 1.0e20),
-        "GNMT + RL": (39.92, 1.4e20),
-        "ConvS2S": (40.46, 1.5e20),
-        "MoE": (40.56, 1.2e20),
-        "Deep-Att + PosUnk ensemble": (40.4, 8.0e20),
-        "GNMT + RL ensemble": (41.16, 1.1e21),
-        "ConvS2S ensemble": (41.29, 1.2e21),
-        "Transformer base": (38.1, 3.3e18),
-        "Transformer big": (41.8, 2.3e19),
-    },
-}
-_PUBLISHED = flags.DEFINE_enum(
-    "published",
-    None,
-    list(_PUBLISHED_SYSTEMS),
-    "Add a panel with published systems for this task: test BLEU against training FLOPs, on a "
-    "logarithmic axis shared with the runs; needs --x=flops or --x=sustained_flops.",
-)
 
 Rows = list[dict[str, float]]
 
@@ -73,8 +41,6 @@ def main(arguments: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value or "")
     if output.suffix.lower() != ".png":
         raise InputError(f"--output must be a .png file, got {_OUTPUT.value!r}")
-    if _PUBLISHED.value is not None and not str(_X.value).endswith("flops"):
-        raise InputError("--published needs FLOPs to compare; add --x=flops or --x=sustained_flops")
     common.check_outputs([_OUTPUT], arguments)
     common.load_matplotlib()
     common.load_tensorflow()
@@ -85,10 +51,7 @@ def main(arguments: list[str]) -> None:
         raise InputError(f"{', '.join(runs)}: no loss yet; plot a run that has trained for a while")
     for name, rows in runs.items():
         if not any(_X.value in row for row in rows):
-            raise InputError(
-                f"the metrics of {name} have no {_X.value}; choose another --x, or train with the "
-                "option that adds it (--sustained_tflops adds sustained_flops)"
-            )
+            raise InputError(f"the metrics of {name} have no {_X.value}; choose another --x")
     _draw(runs).savefig(output, dpi=150)
     print(f"Wrote {output}.")
 
@@ -122,16 +85,6 @@ def _draw(runs: Mapping[str, Rows]) -> "Figure":
                 _add_line(panel, rows, name, color=color)
     panels["loss"].legend(frameon=False)
     panel.set_xlabel(_X_LABELS[str(_X.value)])
-    if _PUBLISHED.value is not None:
-        panel.set_xscale("log")
-        # In the legend, since names beside the points would overlap.
-        for marker, (name, (bleu, flops)) in zip(
-            "os^vDP*XH", _PUBLISHED_SYSTEMS[_PUBLISHED.value].items(), strict=False
-        ):
-            panels["published"].plot(flops, bleu, marker, color="0.4", label=name)
-        panels["published"].legend(
-            frameon=False, fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5)
-        )
     return figure
 
 
@@ -145,8 +98,6 @@ def _panel_labels(runs: Mapping[str, Rows]) -> dict[str, str]:
     metrics = sorted(name for name in dev_names if not name.startswith("val_"))
     panels = {"loss": "loss per token"}
     panels |= {name: f"dev {labels.get(name, name)}" for name in metrics}
-    if _PUBLISHED.value is not None:
-        panels["published"] = "published test BLEU"
     if "learning_rate" in recorded:
         panels["learning_rate"] = "learning rate"
     return panels

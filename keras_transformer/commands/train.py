@@ -43,24 +43,11 @@ _START_FROM = command_flags.define_path(
     None,
     "A run, or one of its checkpoints such as runs/mine/checkpoints/step-1000. The new run "
     "begins with its weights, vocabularies and model; data and training are new; the task "
-    "stays unless --task is given. --learning_rate is a tenth of the paper's by default, "
-    "with --lora_rank the paper's; --preset sets the training only.",
+    "stays unless --task is given. --learning_rate is a tenth of the paper's by default; "
+    "--preset sets the training only.",
 )
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
-)
-_CHANGED_TEXT = flags.DEFINE_boolean(
-    "changed_text",
-    False,
-    "Resume a run whose text has changed: it goes on with the text as it is now, of which it sees "
-    "some pairs more often than others.",
-)
-_PRINT_FLAGS = flags.DEFINE_boolean(
-    "print_flags",
-    False,
-    "Print the settings of the run in --run_dir, or of a new one, as flags and exit. They name "
-    "no --run_dir, flags of the machine or learned vocabulary. To train another run: "
-    "--flagfile=mine.flags --seed=2. Of a flag that is given twice the last counts.",
 )
 _STRATEGY = flags.DEFINE_enum(
     "strategy",
@@ -132,8 +119,7 @@ def main(arguments: list[str]) -> None:
     is_new = not (local_path(_RUN_DIR.value) / "config.json").is_file()
     if is_new and _START_FROM.value is None:
         settings.new_configs(options)  # reports wrong settings before TensorFlow is loaded
-        if not _PRINT_FLAGS.value:
-            _check_data(options)
+        _check_data(options)
     if _COMPILE_CACHE.value != "":
         keep_programs(_COMPILE_CACHE.value)
     keeps_memory = common.load_tensorflow()
@@ -141,10 +127,6 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.training import distribution, trainer
     from keras_transformer.training.run import RunDirectory, prepare_run
 
-    if _PRINT_FLAGS.value:
-        for flag in settings.as_flags(_find_configs(RunDirectory(_RUN_DIR.value), options)):
-            print(flag)
-        return
     strategy = distribution.make_strategy(_STRATEGY.value)  # the first thing that TensorFlow does
     worker = distribution.worker_of(strategy)
     run = RunDirectory(_RUN_DIR.value)
@@ -187,7 +169,6 @@ def main(arguments: list[str]) -> None:
             devs,
             strategy=strategy,
             jit_compile=jit_compile,
-            changed_text=_CHANGED_TEXT.value,
             tensorboard=_TENSORBOARD.value,
         )
     except trainer.Stopped as stopped:

@@ -6,7 +6,6 @@ One place lists every hyperparameter; layers take plain numbers and never see th
 
 from keras_transformer.config.data import (
     DEFAULT_VOCABULARY_SIZE,
-    EXTEND,
     DataConfig,
     split_list,
 )
@@ -33,7 +32,6 @@ __all__ = [
     "BOS_ID",
     "DEFAULT_VOCABULARY_SIZE",
     "EOS_ID",
-    "EXTEND",
     "LANGUAGE_CODE",
     "NUM_RESERVED",
     "PAD_ID",

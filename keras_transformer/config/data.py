@@ -12,8 +12,7 @@ VocabularyKind = Literal["bpe", "unigram", "char", "word"]
 Normalization = Literal["nfc", "nfkc", "identity"]
 DEFAULT_VOCABULARY_SIZE = 8000
 MIN_COVERAGE = 0.98  # of SentencePiece
-EXTEND = "extend"  # a value of `DataConfig.vocabulary`
-_LEARNED = {"vocabulary": (None, EXTEND)}  # needed by options of learned vocabularies
+_LEARNED = {"vocabulary": (None,)}  # needed by options of learned vocabularies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,13 +40,6 @@ class DataConfig(JsonConfig):
         'translation "source TAB target" on each line. Can be combined with file pairs and '
         "data sets.",
         is_path=True,
-    )
-    mix_weights: str | None = option(
-        None,
-        "Share of sentence pairs from each corpus, for example 3,1: file pairs first, then "
-        "files of both sides, then data sets. Each corpus gives an epoch at least one pair of "
-        "each length. Default: each pair once per epoch.",
-        may_change="until_trained",
     )
     dev_source: str | None = option(
         None,
@@ -79,8 +71,7 @@ class DataConfig(JsonConfig):
     vocabulary: str | None = option(
         None,
         "SentencePiece model to use instead of learning one; of the source only if "
-        'target_vocabulary is given. With start_from, "extend" keeps the vocabularies and '
-        "appends new tokens learned from the new text.",
+        "target_vocabulary is given.",
         is_path=True,
         for_vocabulary=True,
     )
@@ -90,13 +81,6 @@ class DataConfig(JsonConfig):
         is_path=True,
         for_vocabulary=True,
         needs={"vocabulary": ()},
-    )
-    add_tokens: str | None = option(
-        None,
-        "Tokens to add to the vocabularies, separated by commas, for example <de>,<fr>: tags "
-        "for languages or domains. Each is one token wherever it occurs (in a vocabulary of "
-        "words: between spaces).",
-        for_vocabulary=True,
     )
     vocabulary_size: int | None = option(
         None,
@@ -193,7 +177,6 @@ class DataConfig(JsonConfig):
             raise InputError(
                 "no training data: give train_source and train_target, train_file or dataset"
             )
-        self._check_mix_weights()
         for split in ("dev", "test"):
             names = (f"{split}_source", f"{split}_target")
             if sum(getattr(self, name) is None for name in names) == 1:
@@ -240,26 +223,6 @@ class DataConfig(JsonConfig):
         """Whether both sides have one vocabulary."""
         source, target = self.kinds
         return self.share_vocabulary and self.target_vocabulary is None and source == target
-
-    @property
-    def adds_tokens(self) -> bool:
-        """Whether the vocabularies get tokens besides those of the start, or learned ones."""
-        return self.vocabulary == EXTEND or self.add_tokens is not None
-
-    @property
-    def weights(self) -> tuple[float, ...] | None:
-        """`mix_weights` as numbers."""
-        if self.mix_weights is None:
-            return None
-        return tuple(float(weight) for weight in split_list(self.mix_weights))
-
-    def _check_mix_weights(self) -> None:
-        try:
-            weights = self.weights
-        except ValueError:
-            weights = ()
-        if weights is not None:
-            check_mix_weights(weights, self.num_corpora, repr(self.mix_weights))
 
 
 def check_mix_weights(weights: Sequence[float], num_corpora: int, text: str) -> None:

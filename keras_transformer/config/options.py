@@ -139,7 +139,7 @@ class JsonConfig:
 
         Example:
             >>> DataConfig.fields_with(may_change="until_trained")
-            ('mix_weights', 'max_length', 'max_length_ratio', 'subword_sampling')
+            ('max_length', 'max_length_ratio', 'subword_sampling')
         """
         return tuple(
             field.name

@@ -132,13 +132,6 @@ class TrainingConfig(JsonConfig):
     log_steps: int = option(
         100, "Updates between lines of metrics.jsonl.", minimum=1, may_change="always"
     )
-    sustained_tflops: float | None = option(
-        None,
-        "TFLOP/s that a device sustains, to estimate the cost from the time as in the paper "
-        "(6.1): 2.8 for K80, 3.7 for K40, 6.0 for M40, 9.5 for P100. Default: no estimate.",
-        minimum=0,
-        may_change="always",
-    )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = option(
         "float32",
         "Keras dtype policy. auto chooses mixed_bfloat16 on GPUs of compute capability 8.0 or "
@@ -149,13 +142,6 @@ class TrainingConfig(JsonConfig):
         None,
         "Layers that are not trained, separated by commas, for example encoder; embeddings "
         "stands for all tables. A table shared with the output projection is frozen there too.",
-    )
-    lora_rank: int | None = option(
-        None,
-        "Train only pairs of matrices of this rank beside those of the dense layers (LoRA, Hu "
-        "et al. 2022). Checkpoints hold only the pairs, a few MB; translation and export merge "
-        "them. Default: train the weights themselves.",
-        minimum=1,
     )
     seed: int = option(
         1, "Seed of the initial weights, dropout and data order.", minimum=0, below=1 << 32
@@ -180,11 +166,6 @@ class TrainingConfig(JsonConfig):
             raise InputError(
                 f"schedule {self.schedule} needs steps after its warm-up, but warmup_steps is "
                 f"{self.warmup_steps:,} of {self.train_steps:,} train_steps; lower it"
-            )
-        if self.lora_rank is not None and self.freeze is not None:
-            raise InputError(
-                "freeze cannot be combined with lora_rank, which freezes all weights of the start; "
-                "remove one"
             )
         if self.average_best is not None and self.average_best > self.keep_best:
             raise InputError(

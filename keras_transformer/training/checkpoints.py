@@ -3,9 +3,6 @@
 A checkpoint `name` is `name.data-00000-of-00001` and `name.index`. Both are written to a temporary
 folder, synced to disk and moved into place; the index, which completes the checkpoint, comes last.
 
-A checkpoint of a model with `enable_lora` has the matrices that this adds, and not the weights that
-it freezes: those are in `step-0`. Reading it into another model merges the two.
-
 Regular checkpoints are written at fixed intervals and at the end. Any other was written because
 the run was stopped, and is dropped once a regular one follows: stopping a run changes neither
 which checkpoints are kept nor their average.
@@ -36,7 +33,6 @@ Contents = Mapping[str, Mapping[str, Variable]]
 
 AVERAGE = "average"
 START = "step-0"  # weights that a run begins with
-_LORA_A, _LORA_B = "/lora_kernel_a", "/lora_kernel_b"
 
 
 class DamagedError(InputError):
@@ -222,8 +218,6 @@ class Checkpoints:
         steps = [other for other in self.steps() if other <= step]
         regular = [other for other in steps if self.is_regular(other)]
         keep = {step, *regular[-self.keep :], *self.best(self.keep_best, regular)}
-        if any(map(_is_lora, contents["weights"])):
-            keep.add(0)  # has the other weights
         for other in steps:
             if other not in keep:
                 self.drop(f"step-{other}")
@@ -245,28 +239,12 @@ class Checkpoints:
     def restore(self, model: keras.Model, name: str) -> None:
         """Reads the weights of checkpoint `name`, or their moving averages if it has them.
 
-        LoRA's matrices are merged into the kernels of a model without `enable_lora`.
-
         Raises:
             InputError: there is no such checkpoint, it is damaged, or it is another model's.
         """
         weights = by_name(model, model.weights)
         names = self._names(name)
         averaged = names.get("average_weights", set())  # all but frozen ones
-        if lora := sorted(filter(_is_lora, names["weights"])):
-            base = {path: weights[path] for path in weights if not _is_lora(path)}
-            self._read(START, {"weights": base}, base)
-            group = "average_weights" if averaged else "weights"
-            with self._reading(name):
-                reader = tf.train.load_checkpoint(str(self.folder / name))
-                matrices = {path: reader.get_tensor(_key(group, path)) for path in lora}
-            for path, matrix in matrices.items():
-                layer = path.removesuffix(_LORA_A)
-                if path in weights:
-                    weights[path].assign(matrix)
-                elif path != layer:
-                    base[f"{layer}/kernel"].assign_add(matrix @ matrices[layer + _LORA_B])
-            return
         contents: dict[str, dict[str, Variable]] = collections.defaultdict(dict)
         for path, weight in weights.items():
             contents["average_weights" if path in averaged else "weights"][path] = weight
@@ -290,10 +268,6 @@ class Checkpoints:
         """
         self.metrics.read()  # a damaged file is reported now, not after an interval
         contents = training_contents(model, average_weights, extra)
-        weights = by_name(model, model.weights)
-        frozen = {path: weights[path] for path in weights.keys() - contents["weights"].keys()}
-        if frozen:  # LoRA
-            self._read(START, {"weights": frozen}, frozen)
         names = [f"step-{step}" for step in reversed(self.steps())]
         if not names:
             return 0
@@ -302,8 +276,8 @@ class Checkpoints:
             parts = [contents]
             if "optimizer" not in self._names(name):
                 # Weights only, which the run starts from: they are those of the moving average
-                # too. With LoRA they are frozen, and have been read above.
-                groups = () if frozen else contents.keys() & {"weights", "average_weights"}
+                # too.
+                groups = contents.keys() & {"weights", "average_weights"}
                 parts = [{"weights": contents[group]} for group in groups]
             for part in parts:
                 self._read(name, part, contents["weights"])
@@ -479,9 +453,8 @@ def training_contents(
     extra: Mapping[str, Variable] | None,
 ) -> dict[str, dict[str, Variable]]:
     """Returns the variables that training resumes from, by group and name."""
-    weights = by_name(model, model.weights)
     contents = {
-        "weights": {path: weights[path] for path in filter(_is_lora, weights)} or weights,
+        "weights": by_name(model, model.weights),
         "seeds": _seed_states(model),
         "optimizer": _optimizer_state(model),
     }
@@ -489,16 +462,6 @@ def training_contents(
         if variables:
             contents[group] = {name: value_of(variable) for name, variable in variables.items()}
     return contents
-
-
-def _key(group: str, name: str) -> str:
-    """Returns TensorFlow's key of a variable, with "/" within its name as ".S", and "." as ".."."""
-    escaped = name.replace(".", "..").replace("/", ".S")
-    return f"{group}/{escaped}/.ATTRIBUTES/VARIABLE_VALUE"
-
-
-def _is_lora(name: str) -> bool:
-    return name.endswith((_LORA_A, _LORA_B))
 
 
 def by_name(model: keras.Model, weights: Sequence[keras.Variable]) -> dict[str, Variable]:

@@ -15,7 +15,6 @@ tokens_per_second  real target tokens per second, over the same batches
 target_tokens      real target tokens so far
 flops              floating-point operations of matrix products so far, for real tokens
 padded_flops       the same with padding, which the device computes too
-sustained_flops    estimate from the time of all devices so far, if their rate is given (6.1)
 skipped_steps      updates skipped so far because their gradient was not finite
 val_loss, val_perplexity, val_accuracy, and the metric of the task, for example bleu
                    of the dev set, in rows with a validation; a run that starts from another one
@@ -50,7 +49,7 @@ Row = dict[str, float]
 
 _MEANS = ("loss", "perplexity", "accuracy", "padding")
 _COUNTED = ("target_tokens", "flops", "padded_flops")  # by the model, since the row before
-TOTALS = ("seconds", *_COUNTED, "sustained_flops")  # these add up over a run
+TOTALS = ("seconds", *_COUNTED)  # these add up over a run
 
 
 class TrainingMeter:
@@ -62,21 +61,12 @@ class TrainingMeter:
     Args:
         model: compiled by `compile_for_training`.
         last: the row of the checkpoint that the run resumes from; None at its beginning.
-        sustained_flops: FLOP/s of all devices, for an estimate by time; None for no estimate.
     """
 
-    def __init__(
-        self,
-        model: Seq2SeqModel,
-        last: Mapping[str, float] | None = None,
-        sustained_flops: float | None = None,
-    ) -> None:
+    def __init__(self, model: Seq2SeqModel, last: Mapping[str, float] | None = None) -> None:
         last = last or {}
         self._model = model
-        self._rate = sustained_flops
         self._so_far = {name: last.get(name, 0) for name in TOTALS}  # in the newest row
-        if sustained_flops is not None and "sustained_flops" not in last:  # given to a resumed run
-            self._so_far["sustained_flops"] = self._so_far["seconds"] * sustained_flops
         self._skipped_before = last.get("skipped_steps", 0)  # by earlier processes
         self._begin: float | None = None  # of the first batch that no row covers yet
         self._logs: Mapping[str, Any] = {}  # of the newest batch
@@ -104,8 +94,6 @@ class TrainingMeter:
         seconds = time.perf_counter() - self._begin
         new: Row = {name: round(metrics[name]) for name in _COUNTED if name in metrics}
         new["seconds"] = seconds
-        if self._rate is not None:
-            new["sustained_flops"] = seconds * self._rate
         return {
             "step": step,
             **{name: self._so_far[name] + new[name] for name in TOTALS if name in new},
@@ -197,11 +185,6 @@ def cost_summary(last: Row, training: TrainingConfig) -> list[str]:
         lines.append(
             f"Model FLOPs: {last['flops']:.3g}, {last['padded_flops']:.3g} with padding, in "
             f"{training.precision}; {last['flops'] / seconds:.3g} per second."
-        )
-    if "sustained_flops" in last:
-        lines.append(
-            f"By the devices' time, at {training.sustained_tflops:g} TFLOP/s sustained: "
-            f"{last['sustained_flops']:.3g}."
         )
     return lines
 

@@ -11,10 +11,8 @@ import numpy.typing as npt
 
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
-    EXTEND,
     WORD_START,
     DataConfig,
-    split_list,
 )
 from keras_transformer.config.search import MAX_TOKENS
 from keras_transformer.data import (
@@ -28,7 +26,7 @@ from keras_transformer.data import (
 )
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task, TranslationTask
-from keras_transformer.text import SubwordSampler, Vocabulary, extend_vocabulary
+from keras_transformer.text import SubwordSampler, Vocabulary
 from keras_transformer.text.learning import kind_of
 from keras_transformer.training.settings import RunConfigs
 
@@ -177,9 +175,8 @@ def make_vocabularies(
 ) -> tuple[Vocabulary, Vocabulary]:
     """Loads or learns the vocabularies of source and target; one object if they share it.
 
-    They are learned from the text to train on, see `learn_from_corpus`, and get `add_tokens`
-    besides. `say` receives what their normalization changes in the text, and whether that supports
-    fewer tokens than the default.
+    They are learned from the text to train on, see `learn_from_corpus`. `say` receives what their
+    normalization changes in the text, and whether that supports fewer tokens than the default.
     """
     vocabularies = _make_vocabularies(data, task, say)
     for side, vocabulary in enumerate(vocabularies):
@@ -198,7 +195,7 @@ def make_vocabularies(
                 f"{('source', 'target')[side]} lines: {examples}. The model never writes what is "
                 "replaced; see --vocabulary_normalization."
             )
-    return extend_vocabularies(data, vocabularies, task)
+    return vocabularies
 
 
 def _make_vocabularies(
@@ -231,64 +228,6 @@ def _make_vocabularies(
         if data.vocabulary_size is None and is_short:
             say(f"The {kind} vocabulary has {size:,} tokens: the text supports no more.")
     return source, target
-
-
-def extend_vocabularies(
-    data: DataConfig,
-    vocabularies: tuple[Vocabulary, Vocabulary],
-    task: Task = _TRANSLATION,
-    *,
-    share_ids: bool = False,
-) -> tuple[Vocabulary, Vocabulary]:
-    """Returns the vocabularies with the tokens that a run adds; one object if they share it.
-
-    These are `add_tokens` and, if it extends the vocabularies, the tokens of vocabularies of the
-    same kinds that are learned from the text to train on.
-
-    Args:
-        data: names the tokens and the text.
-        vocabularies: of source and target.
-        task: reads the text.
-        share_ids: whether an id is the same token on both sides although each cuts text in its own
-            way, as in imported models with one table and two SentencePiece models. Both then get
-            the tokens that one vocabulary of both sides' text has.
-
-    Raises:
-        InputError: a vocabulary cannot be extended, see `extend_vocabulary`.
-    """
-    if not data.adds_tokens:
-        return vocabularies
-    tokens = split_list(data.add_tokens)
-
-    def learn(vocabulary: Vocabulary, sides: Sequence[int]) -> Vocabulary | None:
-        if data.vocabulary != EXTEND:
-            return None
-        extend_vocabulary(vocabulary, tokens=tokens)  # reports a wrong token before learning
-        kind = kind_of(vocabulary)
-        return learn_from_corpus(
-            task.train_sources(data),
-            sides,
-            # In other text than it is given, the vocabulary would never find the new tokens.
-            vocabulary.normalize,
-            kind=kind,
-            size=data.vocabulary_size,
-            normalization="identity",
-            character_coverage=data.character_coverage,
-            tokens=() if kind == "word" else tokens,
-        )
-
-    source, target = vocabularies
-    if source.fingerprint == target.fingerprint:
-        source = extend_vocabulary(source, learn(source, (0, 1)), tokens)
-        return source, source
-    if share_ids:
-        learned = learned_of_target = learn(source, (0, 1))
-    else:
-        learned, learned_of_target = learn(source, (0,)), learn(target, (1,))
-    return (
-        extend_vocabulary(source, learned, tokens),
-        extend_vocabulary(target, learned_of_target, tokens),
-    )
 
 
 def check_symbols(

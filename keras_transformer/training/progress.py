@@ -77,10 +77,7 @@ class TrainingLog:
             if not worker_of(self._strategy).is_chief:
                 return
             file = MetricsFile(run.metrics_path, step)
-            rate = training.sustained_tflops
-            if rate is not None:
-                rate *= 1e12 * self._strategy.num_replicas_in_sync
-            self._meter = TrainingMeter(model, file.last, rate)
+            self._meter = TrainingMeter(model, file.last)
             self._writers.append(file.append)
             if tensorboard:
                 self._writers.append(TensorBoardLog(run.path / "tensorboard", file.rows()).write)

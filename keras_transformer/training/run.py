@@ -34,7 +34,6 @@ from keras_transformer.errors import InputError, NotRegisteredError, writing
 from keras_transformer.files import Path, local_path, write_atomically
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
-from keras_transformer.text.learning import cut_new_tokens
 from keras_transformer.training.checkpoints import AVERAGE, START, Checkpoints
 from keras_transformer.training.distribution import (
     all_or_none,
@@ -45,7 +44,6 @@ from keras_transformer.training.distribution import (
 from keras_transformer.training.optimizer import freeze
 from keras_transformer.training.prepare import (
     check_symbols,
-    extend_vocabularies,
     make_vocabularies,
     read_validation_texts,
     training_corpus,
@@ -372,15 +370,11 @@ class RunDirectory:
             end=training.train_steps,
         )
 
-    def load_model(
-        self, checkpoint: str = "auto", *, merge_lora: bool = True, dtype: str = "float32"
-    ) -> Seq2SeqModel:
+    def load_model(self, checkpoint: str = "auto", *, dtype: str = "float32") -> Seq2SeqModel:
         """Returns the model with the weights of a checkpoint.
 
         Args:
             checkpoint: see `Checkpoints.find`.
-            merge_lora: if the run has `lora_rank`, whether its matrices are merged into the
-                kernels. Otherwise the model can save them alone, see `save_lora_weights`.
             dtype: name of the model's dtype policy, such as "bfloat16".
 
         Raises:
@@ -389,8 +383,6 @@ class RunDirectory:
         checkpoints, configs = self.checkpoints(), self.configs()
         name = checkpoints.find(checkpoint)
         model = build_model(configs.model, dtype="float32")
-        if configs.training.lora_rank is not None and not merge_lora:
-            model.enable_lora(configs.training.lora_rank)
         checkpoints.restore(model, name)
         if dtype == "float32":
             return model
@@ -547,7 +539,7 @@ def create_run(
     with run.creation():
         start = None
         if configs.origin.get("start_from"):
-            configs, vocabularies, start = _begin_from_another_run(configs, say)
+            vocabularies, start = _begin_from_another_run(configs)
         else:
             say("Preparing the vocabulary ...")
             vocabularies = make_vocabularies(configs.corpora, configs.task, say)
@@ -567,28 +559,11 @@ def reopen_run(run: RunDirectory, configs: RunConfigs, **options: Any) -> Tokeni
 
 
 def _begin_from_another_run(
-    configs: RunConfigs, say: Say
-) -> tuple[RunConfigs, tuple[Vocabulary, Vocabulary], Seq2SeqModel]:
-    """Returns the settings, vocabularies and weights of a run that starts from another one."""
+    configs: RunConfigs,
+) -> tuple[tuple[Vocabulary, Vocabulary], Seq2SeqModel]:
+    """Returns the vocabularies and weights of a run that starts from another one."""
     origin, checkpoint = RunDirectory.of_checkpoint(configs.origin["start_from"])
     start, vocabularies = origin.load_model(checkpoint), origin.vocabularies()
     freeze(start, configs.training.freeze)  # raises if there is no such part
-    if configs.corpora.adds_tokens:
-        say("Extending the vocabulary ...")
-        old = vocabularies
-        vocabularies = extend_vocabularies(
-            configs.corpora,
-            old,
-            configs.task,
-            share_ids=start.config.target_vocabulary_size is None,
-        )
-        new, new_of_target = map(cut_new_tokens, old, vocabularies)
-        start = start.extended(new, new_of_target)
-        model = configs.model.replace(
-            vocabulary_size=start.config.vocabulary_size,
-            target_vocabulary_size=start.config.target_vocabulary_size,
-        )
-        configs = configs._replace(model=model)
-        say(f"New tokens: {len(new):,} of source, {len(new_of_target):,} of target.")
     check_symbols(configs.corpora, configs.task, vocabularies)
-    return configs, vocabularies, start
+    return vocabularies, start

@@ -5,7 +5,6 @@ architecture, or a task. "preset", "architecture" and "task" choose defaults. No
 TensorFlow, so that a command can report a wrong option at once.
 """
 
-import dataclasses
 import difflib
 import os
 import re
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 
 from keras_transformer.config import (
     DEFAULT_VOCABULARY_SIZE,
-    EXTEND,
     TRAINING_PRESETS,
     DataConfig,
     JsonConfig,
@@ -33,8 +31,7 @@ Options = Mapping[str, Any]
 
 DEFAULT_PRESET = "tiny"
 DEFAULT_TASK = "translation"
-# A run that starts from another one has a tenth of the paper's peak rate, (model_dim * 4000)^-0.5,
-# with LoRA the whole of it.
+# A run that starts from another one has a tenth of the paper's peak rate, (model_dim * 4000)^-0.5.
 _FINE_TUNING_RATE = 0.1
 _WARMUP_STEPS = 4000
 
@@ -158,12 +155,7 @@ def new_configs(options: Options) -> RunConfigs:
     task_type = get_task(options.get("task", DEFAULT_TASK))
     task = task_type(**task_type.pick(options))
     data, training = _data(task, options), _training(task, options)
-    _check_trains_random_weights(training.freeze, training.lora_rank)
-    if data.vocabulary == EXTEND:
-        raise InputError(
-            "--vocabulary=extend needs --start_from with the run whose vocabulary to extend; a "
-            "file of that name is ./extend"
-        )
+    _check_trains_random_weights(training.freeze)
     return _checked(RunConfigs(_model(task, data, options), data, training, task), options)
 
 
@@ -185,13 +177,10 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
         raise InputError("--start_from needs text to train on; name it, as in --train_source")
     data_options = DataConfig.pick(options)
     vocabulary_fields = DataConfig.fields_with(for_vocabulary=True)
-    is_extended = data_options.get("vocabulary") == EXTEND
-    extending = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if is_extended else set())
-    if fixed := sorted(data_options.keys() & {*vocabulary_fields} - extending):
-        grow = ", or add tokens with --vocabulary=extend" if fixed[0] == "vocabulary" else ""
+    if fixed := sorted(data_options.keys() & {*vocabulary_fields}):
         raise InputError(
             f"--{fixed[0]} cannot be combined with --start_from: the vocabularies are those of "
-            f"{path}; remove --{fixed[0]}{grow}"
+            f"{path}; remove --{fixed[0]}"
         )
     values, origin_values = _given_model(options), origin.model.to_dict()
     if "architecture" in options:
@@ -213,15 +202,9 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     inherited: dict[str, Any] = {}
     if origin.data is not None:
         inherited = {name: getattr(origin.data, name) for name in vocabulary_fields}
-        inherited["add_tokens"] = None
-        if is_extended or origin.data.vocabulary == EXTEND:  # of text that is not this run's
-            inherited |= {"vocabulary": None, "target_vocabulary": None, "vocabulary_size": None}
-    rate = (origin.model.model_dim * _WARMUP_STEPS) ** -0.5
-    if options.get("lora_rank") is None:
-        rate *= _FINE_TUNING_RATE
+    rate = _FINE_TUNING_RATE * (origin.model.model_dim * _WARMUP_STEPS) ** -0.5
     data = _data(task, options, inherited)
     training = _training(task, options, {"learning_rate": float(f"{rate:.2g}")})
-    _check_trains_new_tokens(data, training)
     return _checked(
         origin._replace(
             model=origin.model.replace(**rates),
@@ -254,11 +237,7 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
     if training_values.get("stop_metric") is not None:
         task.find_metric(training_values["stop_metric"])
     if "start_from" not in configs.origin:
-        _check_trains_random_weights(
-            training_values.get("freeze"), training_values.get("lora_rank")
-        )
-    else:
-        _check_trains_new_tokens(configs.corpora, training.replace(**training_values))
+        _check_trains_random_weights(training_values.get("freeze"))
     if "preset" in options:
         name = options["preset"]
         if type(model).presets():
@@ -275,44 +254,6 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
         ),
         options,
     )
-
-
-def as_flags(configs: RunConfigs) -> list[str]:
-    """Returns the flags of a command that trains a new run with these settings."""
-    # Without a preset the task's defaults would replace settings that are None.
-    values = {"preset": _complete_preset(configs.model)} | configs._flat()
-    values["target_vocabulary_size"] = None  # follows from the vocabularies
-    start = configs.origin.get("start_from")
-    extends = configs.corpora.vocabulary == EXTEND
-    if start is not None:
-        extending = {"add_tokens"} | ({"vocabulary", "vocabulary_size"} if extends else set())
-        values |= dict.fromkeys({*DataConfig.fields_with(for_vocabulary=True)} - extending)
-        values["start_from"] = start
-    for config in configs.parts():
-        values |= dict.fromkeys(config.unused_fields(vars(config)))
-    values |= dict.fromkeys(_unused_with_dev_set(configs))
-    # A variant of the run, such as one with other positions, may have no use for these defaults.
-    preset = _presets_for(type(configs.model)).get(values["preset"], {})
-    fields = {field.name: field for field in dataclasses.fields(configs.model)}
-    for name in configs.model.declared("needs").keys() - preset.keys():
-        if values[name] == fields[name].default:
-            values[name] = None
-    flags = []
-    for name, value in values.items():
-        if isinstance(value, bool):
-            flags.append(f"--{name}" if value else f"--no{name}")
-        elif value is not None:
-            flags.append(f"--{name}={value}")
-    return flags
-
-
-def _complete_preset(model: ModelConfig) -> str:
-    """Returns a preset of the architecture that sets nothing which is None in a model."""
-    unset = {name for name, value in model.to_dict().items() if value is None}
-    for name, preset in type(model).presets().items():
-        if preset_size(name) in TRAINING_PRESETS and not unset & preset.keys():
-            return name
-    return DEFAULT_PRESET  # sets nothing to None
 
 
 def names_data(options: Options) -> bool:
@@ -336,7 +277,7 @@ def _with_absolute_paths(options: Options) -> dict[str, Any]:
     paths = {
         name: ",".join(map(os.path.abspath, split_list(local_paths(options[name]))))
         for name in DataConfig.fields_with(is_path=True)
-        if isinstance(options.get(name), str) and options[name] != EXTEND
+        if isinstance(options.get(name), str)
     }
     return {**options, **paths}
 
@@ -448,20 +389,6 @@ def _unused_with_dev_set(configs: RunConfigs) -> Sequence[str]:
     return type(configs.task).fields_with(needs_dev_set=False)
 
 
-def _check_trains_random_weights(freeze: str | None, lora_rank: int | None) -> None:
-    for name, value in (("freeze", freeze), ("lora_rank", lora_rank)):
-        if value is not None:
-            raise InputError(f"--{name} would keep random weights; give --start_from too")
-
-
-def _check_trains_new_tokens(data: DataConfig, training: TrainingConfig) -> None:
-    """Raises `InputError` if a run adds tokens whose rows would stay as they start."""
-    tables = ("embeddings", "source_embedding", "target_embedding", "projection")
-    frozen = [f"freeze={part}" for part in split_list(training.freeze) if part in tables]
-    if training.lora_rank is not None:
-        frozen.append(f"lora_rank={training.lora_rank}")
-    if data.adds_tokens and frozen:
-        what = "vocabulary=extend" if data.vocabulary == EXTEND else "add_tokens"
-        raise InputError(
-            f"--{frozen[0]} would leave the rows of new tokens untrained; remove it, or --{what}"
-        )
+def _check_trains_random_weights(freeze: str | None) -> None:
+    if freeze is not None:
+        raise InputError("--freeze would keep random weights; give --start_from too")

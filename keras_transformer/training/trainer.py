@@ -70,7 +70,6 @@ def train(
     *,
     strategy: tf.distribute.Strategy | None = None,
     jit_compile: bool | Literal["auto"] = "auto",
-    changed_text: bool = False,
     tensorboard: bool = False,
     show: bool = True,
 ) -> Seq2SeqModel:
@@ -88,7 +87,6 @@ def train(
             that the run was created with.
         strategy: from `make_strategy`; None trains on one device.
         jit_compile: as in `TokenWeightedModel.compile`.
-        changed_text: whether to go on where the text has changed since the run was trained.
         tensorboard: whether to write TensorBoard logs into the run directory.
         show: whether to print progress on standard output.
 
@@ -114,9 +112,7 @@ def train(
         with strategy.scope(), report_out_of_memory():
             trainer = Trainer(run, strategy, jit_compile)
             devs = [dev] if isinstance(dev, ParallelText) else dev
-            trainer.train(
-                corpus, devs, changed_text=changed_text, tensorboard=tensorboard, show=show
-            )
+            trainer.train(corpus, devs, tensorboard=tensorboard, show=show)
             trainer.average()
     return trainer.model
 
@@ -196,8 +192,6 @@ class Trainer:
         with strategy.scope():
             self.model = build_model(self.configs.model, dtype=self.training.precision)
             freeze(self.model, self.training.freeze)
-            if self.training.lora_rank is not None:
-                self.model.enable_lora(self.training.lora_rank)
             compile_for_training(self.model, self.training, jit_compile)
             decay, self.weight_average = self.training.ema_decay, None
             # What training resumes from besides the model and its optimizer.
@@ -224,7 +218,6 @@ class Trainer:
         corpus: TokenizedCorpus,
         devs: Sequence[ParallelText] = (),
         *,
-        changed_text: bool = False,
         tensorboard: bool = False,
         show: bool = True,
     ) -> None:
@@ -233,7 +226,7 @@ class Trainer:
         check_validation(training, devs[0] if devs else None)
         if self.step >= training.train_steps or self._is_stalled():
             return
-        batches, shapes = self._batches(corpus, changed_text)
+        batches, shapes = self._batches(corpus)
         validate = self._validation(devs) if devs else None
         log = TrainingLog(
             self.run,
@@ -287,17 +280,15 @@ class Trainer:
         if due.save:
             self.save(values)
 
-    def _batches(
-        self, corpus: TokenizedCorpus, changed_text: bool
-    ) -> tuple[Any, Sequence[BatchShape]]:
+    def _batches(self, corpus: TokenizedCorpus) -> tuple[Any, Sequence[BatchShape]]:
         """Returns the batches from the present step on, by device, and their shapes."""
         trained_with = self.run.trained_with if self.step else {}
         before = trained_with.get("text", corpus.text)
-        if corpus.text not in (None, before) and not changed_text:
+        if corpus.text not in (None, before):
             raise InputError(
                 f"the text has changed since the run was trained to step {self.step:,}, so that it "
-                "would see some of it twice and some not at all; restore the text, or go on with "
-                "the text as it is now: --changed_text"
+                "would see some of it twice and some not at all; restore the text, or give another "
+                "--run_dir, with --start_from to begin with the weights of this run"
             )
         # Which pairs the batches of a step have depends on the number of shapes: with another one,
         # as XLA has, a resumed run would not come to some pairs, and to others twice.
@@ -309,7 +300,6 @@ class Trainer:
             "batch_tokens": self.training.batch_tokens,
             "batch_sentences": self.training.batch_sentences,
             "max_shapes": max_shapes,
-            "mix_weights": self.configs.corpora.weights,
         }
         shapes = BatchPlan(corpus, **options).shapes  # raises in this thread if it is impossible
         batches = distributed(
@@ -349,8 +339,6 @@ class Trainer:
         training = self.training
         steps = self.checkpoints.to_average(training.average_last, training.average_best)
         if steps:
-            if training.lora_rank is not None:  # the average has the LoRA matrices merged into it
-                self.model = build_model(self.configs.model, dtype=training.precision)
             with all_or_none(self.strategy):
                 self.checkpoints.average(self.model, steps)
             self._on_chief(lambda: self.checkpoints.save_weights(self.model))

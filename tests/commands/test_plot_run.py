@@ -71,18 +71,6 @@ def test_names_of_runs_are_shown_as_they_are(call, make_run, figure, monkeypatch
     assert texts == [r"./_\$a_\$, train", r"./_\$a_\$, dev", r"\$b_\$, train", r"\$b_\$, dev"]
 
 
-def test_published_systems_have_their_own_panel(call, make_run, figure, tmp_path):
-    output = f"--output={tmp_path}/plot.png"
-    runs = [make_run("a"), make_run("b")]
-    assert call("plot_run.py", *runs, "--x=flops", "--published=wmt14_en_de", output).code == 0
-    _, bleu, published, rate = figure().axes
-    assert (rate.get_xscale(), rate.get_xlabel()[:14]) == ("log", "training FLOPs")
-    assert curves(bleu) == [[(6e12, 20.0), (12e12, 40.0)]] * 2
-    points = {line.get_label(): line.get_xydata().tolist() for line in published.lines}
-    assert points["Transformer base"] == [[3.3e18, 27.3]]
-    assert points["GNMT + RL ensemble"] == [[1.8e20, 26.3]]
-
-
 def test_missing_matplotlib_is_one_clear_line(call, make_run, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     refused(call("plot_run.py", make_run("a")), "run pip install '.[plot]' in the clone")

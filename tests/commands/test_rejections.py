@@ -64,8 +64,6 @@ def _contents(folder, *others):
         ("average_checkpoints --run_dir=run --last=3", "--last=3 is more than the checkpoints"),
         ("learn_vocabulary --output=two three", "two already exists; choose another --output"),
         ("plot_run none", "no metrics in ... metrics.jsonl yet"),
-        ("plot_run run --published=wmt14_en_fr", "needs FLOPs to compare"),
-        ("plot_run run --x=sustained_flops", "have no sustained_flops; choose a"),
         ("plot_run run --output=two", "--output must be a .png file"),
         ("plot_run untrained", "untrained: no loss yet; plot a run that has trained"),
         ("explore p", "give --run_dir, --model or --saved_model"),

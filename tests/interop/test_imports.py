@@ -338,40 +338,6 @@ def test_model_of_opus_size_is_imported_translates_and_is_exported(
     assert found["export_mb"] < 1.6 * found["weights_mb"]
 
 
-@pytest.mark.slow
-def test_model_with_more_pieces_than_ids_is_fine_tuned_with_a_new_token(
-    sample_model, tmp_path, call, monkeypatch
-):
-    """As of OPUS-MT: its SentencePiece models have pieces that its vocabulary lacks."""
-    tokenizers = sample_model("opus_tokenizers")
-    opus_base.write(tokenizers, tmp_path / "opus", layers=1, dim=16, inner=16, tokens=0)
-    monkeypatch.chdir(tmp_path)
-    assert call("import_model.py", "--model=opus", "--run_dir=origin").code == 0
-    old, _ = RunDirectory("origin").vocabularies()
-    assert old.has_more_pieces
-    rows = (tokenizers / "source.jsonl").read_text("utf-8").splitlines()[:50]
-    texts = [json.loads(row)["text"] for row in rows]
-    tagged = [f"<formal> {text}" for text in texts]
-    pathlib.Path("fr").write_text("".join(f"{line}\n" for line in tagged), "utf-8")
-    pathlib.Path("en").write_text("A <formal> letter.\n" * len(texts), "utf-8")
-    result = call(
-        "train.py", "--run_dir=run", "--start_from=origin", "--add_tokens=<formal>",
-        "--train_source=fr", "--train_target=en", "--dev_source=fr", "--dev_target=en",
-        "--batch_tokens=500", "--learning_rate=0.05", "--warmup_steps=5", "--train_steps=60",
-        "--checkpoint_steps=60", "--average_last=1", "--precision=float32",
-    )  # fmt: skip
-    assert result.code == 0, result.err
-    for before, vocabulary in zip(
-        RunDirectory("origin").vocabularies(), RunDirectory("run").vocabularies(), strict=True
-    ):
-        assert vocabulary.pieces([before.size]) == ["<formal>"]
-        assert vocabulary.size == before.size + 1 and vocabulary.has_more_pieces
-        assert vocabulary.encode(texts) == before.encode(texts)
-        assert all(row.count(before.size) == 1 for row in vocabulary.encode(tagged))
-    result = call("translate.py", "--run_dir=run", stdin=tagged[0].encode())
-    assert result.out == "A <formal> letter.\n"
-
-
 # Options of toolkits that no sample has
 
 

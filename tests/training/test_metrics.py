@@ -46,13 +46,13 @@ BLEU = TranslationTask.metric
 class Training:
     """Measures batches of a model that has no more than a meter reads, by its own clock."""
 
-    def __init__(self, monkeypatch, last=None, rate=None):
+    def __init__(self, monkeypatch, last=None):
         self.now, self.resets = 0.0, 0
         clock = types.SimpleNamespace(perf_counter=lambda: self.now)
         monkeypatch.setattr(metrics, "time", clock)
         self.bad_steps = tf.Variable(0)
         self.optimizer = types.SimpleNamespace(learning_rate=0.5)
-        self.meter = TrainingMeter(self, last, rate)
+        self.meter = TrainingMeter(self, last)
 
     def reset_metrics(self):
         self.resets += 1
@@ -118,19 +118,15 @@ def test_row_has_time_and_speed_of_its_batches_alone(training):
 
 def test_totals_continue_in_resumed_run(training):
     totals = {"seconds": 60.0, "target_tokens": 5000, "flops": 10**15, "padded_flops": 2 * 10**15}
-    last = {"step": 10, **totals, "sustained_flops": 6e14, "skipped_steps": 2}
-    run = training(last=last, rate=1e13)
+    last = {"step": 10, **totals, "skipped_steps": 2}
+    run = training(last=last)
     run.bad_steps.assign(1)
     run.batch()
     run.batch(target_tokens=300.0)
     row = run.meter.end_row(12)
     assert (row["step"], row["seconds"], row["target_tokens"]) == (12, 62.0, 5300)
     assert (row["flops"], row["padded_flops"]) == (10**15 + 7 * 10**9, 2 * 10**15 + 8 * 10**9)
-    assert (row["sustained_flops"], row["skipped_steps"]) == (6e14 + 2 * 1e13, 3)
-    del last["sustained_flops"]  # of a run without the estimate until now
-    run = training(last=last, rate=1e13)
-    run.batch()
-    assert run.meter.end_row(11)["sustained_flops"] == 61 * 1e13
+    assert row["skipped_steps"] == 3
 
 
 def test_dev_values_of_row_are_known_metrics():

@@ -22,7 +22,6 @@ from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
 from keras_transformer.training import distribution, trainer
-from keras_transformer.training.checkpoints import by_name
 from keras_transformer.training.metrics import cost_summary
 from keras_transformer.training.optimizer import compile_for_training
 from keras_transformer.training.run import RunDirectory
@@ -283,42 +282,6 @@ def test_dev_loss_of_start_weights_is_logged(create, start):
     assert averages and not any("/encoder" in name for name in averages)
     for found, expected in zip(run.load_model("4").weights, start.weights, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_lora_run_merges_its_matrices_and_resumes_exactly(create, start, tmp_path):
-    options = {"checkpoint_steps": 1, "keep_checkpoints": 2, "average_last": 1}
-    run = create(lora_rank=2, ema_decay=0.5, precision="mixed_bfloat16", **options)
-    model = train(run, tiny_run.corpus(), DEV, show=False)
-    assert run.checkpoints().steps() == [0, 3, 4]
-    assert (model.compute_dtype, {weight.dtype for weight in model.weights}) == (
-        "bfloat16", {"float32"},
-    )  # fmt: skip
-    found = [name for name in contents(run, "step-4") if name.startswith("weights/")]
-    assert found and all("lora_kernel_" in name for name in found)
-    before = {path: np.array(value) for path, value in by_name(start, start.weights).items()}
-    merged = run.load_model("4")
-    after = by_name(merged, merged.weights)
-    changed = {path for path in after if np.any(after[path] != before[path])}
-    assert changed == {path for path in after if path.endswith("/kernel")}
-    for weight, other in zip(model.weights, run.load_model("average").weights, strict=True):
-        np.testing.assert_array_equal(weight, other)
-
-    tuned = run.load_model("4", merge_lora=False)
-    tuned.save_lora_weights(tmp_path / "lora")
-    start_model = run.load_model("0")
-    start_model.load_lora_weights(tmp_path / "lora")
-    ids = np.array([[5, 6, 7, 3]])
-    expected = run.load_model("average")({"source": ids, "target": ids})
-    for each in (tuned, start_model):
-        np.testing.assert_allclose(each({"source": ids, "target": ids}), expected, atol=1e-5)
-
-    for step in (0, 3):  # without a checkpoint it starts again
-        resumed = copy_of(run, tmp_path / f"resumed-{step}", until_step=step)
-        train(resumed, tiny_run.corpus(), DEV, show=False)
-        for name in ("step-4", "average"):
-            assert_same_checkpoint(run, resumed, name)
-        assert [row["step"] for row in metrics(resumed)] == [0, 1, 2, 3, 4]
 
 
 def test_start_of_interrupted_attempt_is_dropped(create, start):
