@@ -11,8 +11,8 @@ A name without a slash is first that of a model in the package:
 
 keras-transformer import_model --model=en-de --run_dir=runs/en-de
 
-Formats: transformers (MarianMTModel of Hugging Face), marian, fairseq, opennmt_py, eole,
-opennmt_tf and ctranslate2. Nothing of those toolkits is needed.
+Formats: transformers (MarianMTModel of Hugging Face), marian, fairseq, opennmt_tf and ctranslate2.
+Nothing of those toolkits is needed; PyTorch is for checkpoints of fairseq and pytorch_model.bin.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ _RUN_DIR = command_flags.define_path(
 _FORMAT = flags.DEFINE_enum(
     "format",
     None,
-    ["transformers", "marian", "fairseq", "opennmt_py", "eole", "opennmt_tf", "ctranslate2"],
+    ["transformers", "marian", "fairseq", "opennmt_tf", "ctranslate2"],
     "Toolkit of the model. Default: detected from the files.",
 )
 _SOURCE_VOCABULARY = command_flags.define_path(

@@ -17,7 +17,6 @@ from keras_transformer.interop.fairseq import is_fairseq, read_fairseq
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions
 from keras_transformer.interop.hub import download, is_hub_name
 from keras_transformer.interop.marian import is_marian, read_marian
-from keras_transformer.interop.opennmt import is_eole, is_opennmt_py, read_eole, read_opennmt_py
 from keras_transformer.interop.opennmt_tf import is_opennmt_tf, read_opennmt_tf
 from keras_transformer.interop.transformers import is_transformers, read_transformers
 from keras_transformer.text.learning import kind_of
@@ -41,8 +40,6 @@ FORMATS = {
     "transformers": Format(is_transformers, read_transformers),
     "marian": Format(is_marian, read_marian),
     "fairseq": Format(is_fairseq, read_fairseq),
-    "opennmt_py": Format(is_opennmt_py, read_opennmt_py),
-    "eole": Format(is_eole, read_eole),
     "opennmt_tf": Format(is_opennmt_tf, read_opennmt_tf),
     "ctranslate2": Format(is_ctranslate2, read_ctranslate2),
 }

@@ -3,7 +3,7 @@
 Every format is imported in the same steps, of which fairseq's are the plainest:
 
 1. Read the file: a pickle with the options of training under "args" or "cfg" and the tensors under
-   "model". `read_pytorch` needs no PyTorch and runs nothing that the pickle names.
+   "model". `read_pytorch` needs PyTorch, which runs nothing that the pickle names.
 2. Translate the options into fields of `TransformerConfig`. One error names all options that
    this package does not support.
 3. Read the matrices that models share in different ways: embeddings, output projection, learned
@@ -18,20 +18,23 @@ Every format is imported in the same steps, of which fairseq's are the plainest:
 `import_run` then writes the model, the vocabularies and fairseq's search options as a run.
 """
 
+import argparse
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from keras_transformer.errors import InputError
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
-from keras_transformer.interop.pytorch import read_pytorch, state_tensors
 from keras_transformer.interop.reading import (
     Array,
     Options,
     Tensors,
     dropout_rate,
+    read_pytorch,
     read_token_lines,
     reject,
+    torch_tensors,
 )
 from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
 
@@ -88,11 +91,8 @@ def read_fairseq(path: pathlib.Path, import_options: ImportOptions) -> ForeignMo
     state = read_pytorch(file)
     args = _training_options(state, file)
     options = _config_fields(args)
-    tensors = state_tensors(state.get("model"), file)
+    tensors = torch_tensors(_with_split_projections(state.get("model") or {}), str(file))
     tensors.ignore(*_IGNORED)
-    for name in [*tensors]:  # in older files one matrix makes queries, keys and values
-        if match := re.fullmatch(r"(.+_attn)\.in_proj_(weight|bias)", name):
-            tensors.split(name, [f"{match[1]}.{part}_proj.{match[2]}" for part in "qkv"])
     target_table = tensors.get("decoder.embed_tokens.weight", (None, None))  # [V, D]
     source_table = tensors.get("encoder.embed_tokens.weight", (None, None))
     if args.get("share_all_embeddings", bool, False):
@@ -140,21 +140,30 @@ def _checkpoints(path: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path.glob("*.pt"))
 
 
-def _training_options(state: Any, file: pathlib.Path) -> Options:
-    """Returns the options that the model was trained with."""
-    options = None
-    if isinstance(state, dict):
-        options, config = state.get("args"), state.get("cfg")
-        if not options and isinstance(config, dict) and isinstance(config.get("model"), dict):
-            # The task knows the languages where the model's own options leave them out.
-            model, task = config["model"], config.get("task")
-            task_options = task if isinstance(task, dict) else {}
-            options = model | {
-                name: value for name, value in task_options.items() if model.get(name) is None
-            }
-    if not isinstance(options, dict):
+def _with_split_projections(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns tensors by name; in older files one matrix makes queries, keys and values."""
+    tensors = dict(model)
+    for name in model:
+        if match := re.fullmatch(r"(.+_attn)\.in_proj_(weight|bias)", name):
+            for part, third in zip("qkv", tensors.pop(name).chunk(3), strict=True):
+                tensors[f"{match[1]}.{part}_proj.{match[2]}"] = third
+    return tensors
+
+
+def _training_options(state: Mapping[str, Any], file: pathlib.Path) -> Options:
+    """Returns the options that the model was trained with: of the model, then of its task."""
+    args, config = state.get("args"), state.get("cfg")
+    if isinstance(args, argparse.Namespace):
+        return Options(vars(args), str(file))
+    if not isinstance(config, dict) or not isinstance(
+        config.get("model"), dict | argparse.Namespace
+    ):
         raise InputError(f"{file} is not a checkpoint of fairseq: it has no options")
-    return Options(options, str(file), "fairseq")
+    options: dict[str, Any] = {}
+    for part in (config.get("task"), config["model"]):
+        values = vars(part) if isinstance(part, argparse.Namespace) else part or {}
+        options |= {name: value for name, value in values.items() if value is not None}
+    return Options(options, str(file))
 
 
 def _config_fields(args: Options) -> dict[str, Any]:

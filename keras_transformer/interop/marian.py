@@ -4,9 +4,10 @@ OPUS-MT publishes such models as zip archives, with source.spm and target.spm be
 YAML. A vocabulary may also be a SentencePiece model itself, whose ids are then the model's.
 """
 
-import io
 import pathlib
 import re
+import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,6 @@ from keras_transformer.interop.reading import (
     Tensors,
     ids_to_tokens,
     map_file,
-    open_zip,
     read_json,
     read_text,
     reading,
@@ -74,6 +74,11 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 _SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
 _BEAM_SIZE = "12"  # of marian-decoder, where decoder.yml names none
+# Options of decoder.yml that change translations.
+_OTHER_SEARCH = (
+    "word-penalty", "max-length-factor", "output-sampling", "shortlist", "force-decode",
+    "word-scores-threshold", "allow-special",
+)  # fmt: skip
 _OPTIONS = "special:model.yml"
 
 
@@ -179,8 +184,11 @@ def search_fields(decoder: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]
         # Marian narrows the beam as hypotheses finish, so it ends with as many as these.
         "early_stop": "first",
     }
-    names = ("word-penalty", "max-length-factor")
-    others = [f"{name} {decoder[name]}" for name in names if _number(decoder, name)]
+    others = [
+        f"{name} {decoder[name]}"
+        for name in _OTHER_SEARCH
+        if decoder.get(name) not in (None, "", "0", "0.0", "false", [])
+    ]
     if not others:
         return search, []
     return search, [f"Search options that this package does not have: {', '.join(others)}."]
@@ -203,20 +211,12 @@ def _number(options: Mapping[str, Any], name: str) -> float:
 
 
 def _read_yaml(text: str, where: str) -> dict[str, Any]:
-    """Returns a mapping whose values are text, also on, no and yes, or lists of text.
-
-    Marian ends its options with NULs, which no YAML has. It writes no aliases, with which a short
-    text can stand for an endless one.
-    """
-    text = text.replace("\0", "")
+    """Returns a mapping whose values are text, also on, no and yes, or lists of text."""
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _LOADER)):
-            raise InputError(f"{where} has YAML aliases, which Marian does not write")
-        values = yaml.load(text, _LOADER)
+        # Marian ends its options with NULs, which no YAML has.
+        values = yaml.load(text.replace("\0", ""), _LOADER) or {}
     except (yaml.YAMLError, RecursionError) as error:
         raise InputError(f"{where} is not YAML, or damaged ({one_line(error)})") from error
-    if values is None:
-        return {}
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise InputError(f"{where} is not a mapping of names to values")
     return values
@@ -261,33 +261,14 @@ def _files(
 def _read_npz(path: pathlib.Path) -> dict[str, Array]:
     """Returns the arrays of an .npz file by name, the model's options among them."""
     map_file(path)
-    with reading(path, "an .npz file", SyntaxError):  # the header of an array is a Python literal
-        archive = open_zip(path)
-        arrays = {
-            name.removesuffix(".npy"): _read_array(archive.read(name))
-            for name in archive.namelist()
-        }
-    if _OPTIONS not in arrays:
+    errors = (zipfile.BadZipFile, zlib.error, SyntaxError)  # a header is a Python literal
+    with reading(path, "an .npz file", *errors), np.load(path, allow_pickle=False) as arrays:
+        tensors = dict(arrays)
+    if _OPTIONS not in tensors:
         raise InputError(
             f"{path} is not a model of Marian: it lacks {_OPTIONS}; give the .npz file of a model"
         )
-    return arrays
-
-
-def _read_array(content: bytes) -> Array:
-    """Reads an .npy file; unlike NumPy's reader it allocates no more than the file holds."""
-    file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
-    read_header = {
-        (1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0
-    }.get(version)  # fmt: skip
-    if read_header is None:
-        raise ValueError(f"an array has version {version}")
-    shape, is_fortran, dtype = read_header(file)
-    if dtype.hasobject:
-        raise ValueError("an array holds objects")
-    flat = np.frombuffer(content, dtype, offset=file.tell())
-    return flat.reshape(shape, order="F" if is_fortran else "C")
+    return tensors
 
 
 def _read_symbols(path: pathlib.Path, rows: int) -> tuple[Symbols, list[str]]:

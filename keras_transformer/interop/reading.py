@@ -1,9 +1,9 @@
-"""Reads the files of other toolkits: text, JSON, archives, safetensors, and named tensors in them.
+"""Reads the files of other toolkits: text, JSON, safetensors, PyTorch's files, and their tensors.
 
-Files come from anywhere and may be damaged or hostile: each problem is an `InputError` that names
-the file and what to do, and no file takes more memory than a few times its own size.
+Files come from anywhere: a damaged one is an `InputError` that names it, and none runs code.
 """
 
+import argparse
 import contextlib
 import fnmatch
 import functools
@@ -11,32 +11,20 @@ import itertools
 import json
 import mmap
 import pathlib
+import pickle
 import reprlib
 import struct
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from keras_transformer.errors import InputError, one_line
+from keras_transformer.errors import InputError, needs_extra, one_line
 
 Array = npt.NDArray[Any]
 _T = TypeVar("_T")
-
-# What reading a damaged binary file raises; zipfile also knows unknown versions and encryption, and
-# seeks where there is nothing.
-_DAMAGED: tuple[type[Exception], ...] = (
-    OSError, ValueError, EOFError, struct.error, zlib.error, zipfile.BadZipFile,
-    NotImplementedError, RuntimeError,
-)  # fmt: skip
-_SAFETENSORS_FLOATS: dict[str, Any] = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16
-}  # fmt: skip
 
 
 class Tensors:
@@ -73,7 +61,7 @@ class Tensors:
                 f"{self.where} lacks the tensor {name}; give the whole model, after training"
             )
         self._used.add(name)
-        array = _as_stored(self._arrays[name]).astype(np.float32, copy=False)
+        array = self._stored(name).astype(np.float32, copy=False)
         if shape is not None:
             if array.ndim != len(shape):
                 array = array.reshape([size for size in array.shape if size != 1] or [1])
@@ -91,33 +79,21 @@ class Tensors:
             )
         return array
 
-    def is_integer(self, name: str) -> bool:
-        """Returns whether a tensor is stored as integers."""
-        return _as_stored(self._arrays[name]).dtype.kind in "iu"
-
-    def split(self, name: str, parts: Sequence[str]) -> None:
-        """Replaces a tensor by the equal parts of its first axis, under their names."""
-
-        def read(index: int) -> Array:
-            return np.array_split(_as_stored(whole), len(parts))[index]
-
-        whole = self._arrays[name]
-        others = {other: array for other, array in self._arrays.items() if other != name}
-        self._arrays = others | {
-            part: functools.partial(read, index) for index, part in enumerate(parts)
-        }
-
-    def with_prefix(self, prefix: str) -> "Tensors":
-        """Returns the tensors under names that begin with a prefix."""
-        return Tensors({prefix + name: array for name, array in self._arrays.items()}, self.where)
-
     def find(self, name: str, shape: tuple[int | None, ...]) -> Array | None:
         """Returns a tensor as `get` does, or None if the file has none of this name."""
         return self.get(name, shape) if name in self else None
 
+    def is_integer(self, name: str) -> bool:
+        """Returns whether a tensor is stored as integers."""
+        return self._stored(name).dtype.kind in "iu"
+
     def count(self, template: str) -> int:
         """Returns how many tensors have consecutive numbers, from 0, at the {} of a template."""
         return next(n for n in itertools.count() if template.format(n) not in self._arrays)
+
+    def with_prefix(self, prefix: str) -> "Tensors":
+        """Returns the tensors under names that begin with a prefix."""
+        return Tensors({prefix + name: array for name, array in self._arrays.items()}, self.where)
 
     def ignore(self, *patterns: str) -> None:
         """Marks the tensors whose names match as used, without reading them."""
@@ -133,10 +109,9 @@ class Tensors:
                 f"{', '.join(left[:3])}{more}; such a model cannot be imported"
             )
 
-
-def _as_stored(tensor: Array | Callable[[], Array]) -> Array:
-    """Returns a tensor, or what a function reads, in its own type."""
-    return np.asarray(tensor() if callable(tensor) else tensor)
+    def _stored(self, name: str) -> Array:
+        tensor = self._arrays[name]
+        return np.asarray(tensor() if callable(tensor) else tensor)
 
 
 class Options:
@@ -145,13 +120,11 @@ class Options:
     Args:
         values: the options.
         where: names the file in errors.
-        format_name: the format that the file should have.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, format_name: str) -> None:
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values
         self._where = where
-        self._format_name = format_name
 
     def is_set(self, name: str) -> bool:
         """Whether an option is there and neither None, 0, False nor empty."""
@@ -161,23 +134,19 @@ class Options:
         """Returns an option, the default if it is missing or None.
 
         Raises:
-            InputError: its type is not `kind`, or it is a whole number of ten digits or more. A
-                whole number is also a float and a bool.
+            InputError: its type is not `kind`; a whole number is also a float and a bool.
         """
         value = self.values.get(name)
         if value is None:
             return default
         widened: dict[Any, Any] = {float: (float, int), bool: (bool, int)}
-        kinds = widened.get(kind, kind)
-        is_kind = isinstance(value, kinds) and not (type(value) is bool and kind in (int, float))
-        if not is_kind or (type(value) is int and abs(value) >= 10**9):
-            # A damaged file may hold containers whose full text has no end.
-            shown = type(value).__name__ if type(value) is int else reprlib.repr(value)[:200]
+        is_kind = isinstance(value, widened.get(kind, kind))
+        if not is_kind or (type(value) is bool and kind in (int, float)):
             raise InputError(
-                f"option {name} {shown} of {self._where} has an unexpected value for "
-                f"{self._format_name}; give the model as its toolkit wrote it"
+                f"option {name} of {self._where} must be of type {kind.__name__}, got "
+                f"{reprlib.repr(value)}"
             )
-        return cast(_T, value if kind is object else kind(value))  # type: ignore[call-arg]
+        return kind(value)  # type: ignore[call-arg]
 
 
 def reject(problems: Mapping[str, Any]) -> None:
@@ -194,6 +163,26 @@ def dropout_rate(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and 0 <= value < 1 else 0.1
 
 
+@contextlib.contextmanager
+def reading(path: pathlib.Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raises `InputError` where the block finds a file damaged.
+
+    Args:
+        path: of the file.
+        kind: what it should be, such as "an .npz file".
+        *errors: what the block raises then, besides the errors that files of all kinds raise.
+    """
+    kinds: tuple[type[Exception], ...] = (
+        OSError, ValueError, EOFError, MemoryError, RuntimeError, struct.error, *errors
+    )  # fmt: skip
+    try:
+        yield
+    except kinds as error:
+        raise InputError(
+            f"{path} is not {kind}, or a damaged one ({one_line(error)}); copy or download it again"
+        ) from error
+
+
 def map_file(path: pathlib.Path) -> memoryview:
     """Returns a file's bytes, mapped into memory; `InputError` for a pointer of Git LFS, too."""
     try:
@@ -208,30 +197,11 @@ def map_file(path: pathlib.Path) -> memoryview:
     return content
 
 
-@contextlib.contextmanager
-def reading(path: pathlib.Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
-    """Raises `InputError` where the block finds a file damaged.
-
-    Args:
-        path: of the file.
-        kind: what it should be, such as "an .npz file".
-        *errors: what the block raises then, besides the errors that files of all kinds raise.
-    """
-    kinds = _DAMAGED + errors
-    try:
-        yield
-    except kinds as error:
-        raise InputError(
-            f"{path} is not {kind}, or a damaged one ({one_line(error)}); copy or download it again"
-        ) from error
-
-
 def read_text(path: pathlib.Path) -> str:
     """Returns a file's text; `InputError` if it cannot be read or is not UTF-8."""
-    try:
-        return bytes(map_file(path)).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text; download it again") from error
+    content = bytes(map_file(path))
+    with reading(path, "UTF-8 text"):
+        return content.decode("utf-8")
 
 
 def read_token_lines(path: pathlib.Path) -> list[str]:
@@ -247,47 +217,53 @@ def read_json(path: pathlib.Path, kind: type = dict) -> Any:
     text = read_text(path)
     with reading(path, "a JSON file"):  # RecursionError is a RuntimeError
         values = json.loads(text)
-    if not isinstance(values, kind):
-        name = "object" if kind is dict else kind.__name__
-        raise InputError(f"{path} does not hold a JSON {name}; download it again")
+        if not isinstance(values, kind):
+            raise ValueError(f"it holds a {type(values).__name__}")
     return values
-
-
-def open_zip(path: pathlib.Path) -> zipfile.ZipFile:
-    """Returns a zip archive; an error if it would unpack to much more than weights do."""
-    archive = zipfile.ZipFile(path)
-    for member in archive.infolist():
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{member.filename[:100]!r} is compressed in an unknown way")
-    size, packed = sum(member.file_size for member in archive.infolist()), path.stat().st_size
-    if size > 10 * packed:
-        raise ValueError(f"it would unpack to {size:,} bytes, from {packed:,}")
-    return archive
 
 
 def read_safetensors(path: pathlib.Path) -> Tensors:
     """Returns the tensors of a safetensors file; each is read when it is used."""
-    content = map_file(path)
+    map_file(path)
+    with reading(path, "a safetensors file", SafetensorError):
+        file = safe_open(path, framework="numpy")
+        names = file.keys()
+    return Tensors({name: functools.partial(file.get_tensor, name) for name in names}, str(path))
+
+
+def read_pytorch(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the dictionary in a file that `torch.save` wrote; PyTorch runs nothing in it.
+
+    Raises:
+        InputError: PyTorch is not installed, or the file holds something else.
+    """
+    with needs_extra("torch"):
+        import torch
+    map_file(path)
     with (
-        reading(path, "a safetensors file", SafetensorError),
-        safe_open(path, framework="numpy"),  # which checks the header
+        reading(path, "a file of PyTorch", pickle.UnpicklingError, LookupError, AttributeError),
+        torch.serialization.safe_globals([argparse.Namespace]),  # of fairseq's options
     ):
-        (size,) = struct.unpack("<Q", content[:8])
-        entries = json.loads(bytes(content[8 : 8 + size]))
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise ValueError(f"it holds a {type(state).__name__}")
+    return cast(dict[str, Any], state)
 
-    def read(name: str) -> Array:
-        kind = entries[name]["dtype"]
-        if kind not in _SAFETENSORS_FLOATS:
-            raise InputError(
-                f"tensor {name} of {path} is of type {kind}; give a model that is not quantized"
-            )
-        begin, end = (8 + size + offset for offset in entries[name]["data_offsets"])
-        flat: Array = np.frombuffer(content[begin:end], _SAFETENSORS_FLOATS[kind]).copy()
-        cast(mmap.mmap, content.obj).madvise(mmap.MADV_DONTNEED)  # else the file fills the memory
-        return flat.reshape(entries[name]["shape"])
 
-    names = [name for name in entries if name != "__metadata__"]
-    return Tensors({name: functools.partial(read, name) for name in names}, str(path))
+def torch_tensors(state: Mapping[str, Any], where: str) -> Tensors:
+    """Returns the tensors of PyTorch in a dictionary; `InputError` if there are none."""
+
+    def read(tensor: Any) -> Array:
+        return cast(Array, tensor.detach().float().numpy())
+
+    tensors = {
+        name: functools.partial(read, value)
+        for name, value in state.items()
+        if hasattr(value, "detach")
+    }
+    if not tensors:
+        raise InputError(f"{where} holds no tensors by name; give the weights of a model")
+    return Tensors(tensors, where)
 
 
 def ids_to_tokens(ids: Mapping[str, Any], where: str) -> list[str]:

@@ -48,7 +48,6 @@ from keras_transformer.interop.foreign import (
     transformer_parts,
     unsupported,
 )
-from keras_transformer.interop.pytorch import read_pytorch, state_tensors
 from keras_transformer.interop.reading import (
     Array,
     Options,
@@ -56,8 +55,10 @@ from keras_transformer.interop.reading import (
     dropout_rate,
     ids_to_tokens,
     read_json,
+    read_pytorch,
     read_safetensors,
     reject,
+    torch_tensors,
 )
 from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
 from keras_transformer.models import Transformer
@@ -119,7 +120,7 @@ def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> Fo
     path, generation = folder / "model.safetensors", folder / "generation_config.json"
     if (folder / "pytorch_model.bin").exists() and not path.exists():
         path = folder / "pytorch_model.bin"
-        tensors = state_tensors(read_pytorch(path), path)
+        tensors = torch_tensors(read_pytorch(path), str(path))
     elif not path.exists() and (folder / f"{path.name}.index.json").exists():
         raise InputError(
             f"{folder} has its weights in several files; join them with transformers: "
@@ -133,7 +134,7 @@ def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> Fo
     tensors.ignore("model.*.embed_positions.weight")
     # As in transformers, config.json tells how to search only where there is no other file for it.
     values = read_json(generation) if generation.exists() else config.values
-    generation_options = Options(values, str(folder), "transformers")
+    generation_options = Options(values, str(folder))
     sides = _symbols(folder, config, generation_options)
     source, target = (
         _with_rows(symbols, len(table))
@@ -164,7 +165,7 @@ def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> Fo
 
 def read_config(path: pathlib.Path) -> Options:
     """Returns the options in config.json; `InputError` if it is of another model than Marian."""
-    config = Options(read_json(path), str(path), "transformers")
+    config = Options(read_json(path), str(path))
     model_type = config.get("model_type", str, "")
     if model_type != "marian":
         raise InputError(
@@ -328,8 +329,8 @@ def _search(
         search["top_k"] = options.get("top_k", int, 50)
         search["top_p"] = options.get("top_p", float, 1.0)
     else:
-        early_stopping = options.get("early_stopping", object, False)
-        search["early_stop"] = _EARLY_STOP.get(str(early_stopping), "current")
+        early_stopping = str(options.values.get("early_stopping"))
+        search["early_stop"] = _EARLY_STOP.get(early_stopping, "current")
     ignored = [
         f"{name} {reprlib.repr(options.values[name])}"
         for name in sorted(names - _KNOWN_GENERATION_OPTIONS)
@@ -358,7 +359,7 @@ def _search(
 
 def _longest_source(path: pathlib.Path) -> int:
     """Returns how many tokens of a source MarianTokenizer reads when it truncates, without EOS."""
-    options = Options(read_json(path) if path.exists() else {}, str(path), "transformers")
+    options = Options(read_json(path) if path.exists() else {}, str(path))
     # A tokenizer without a limit has 1e30, as a whole number.
     longest = options.values.get("model_max_length")
     if type(longest) is int and 1 < longest <= MAX_TOKENS:

@@ -15,8 +15,8 @@ FORMATS = {
     "hf_marian": "transformers", "hf_marian_bin": "transformers",
     "hf_marian_separate": "transformers", "marian_post_swish_tied": "marian",
     "marian_pre_relu": "marian", "marian_embnorm_untied": "marian", "fairseq_math": "fairseq",
-    "fairseq_pre_gelu": "fairseq", "opennmt_py": "opennmt_py", "eole": "eole",
-    "opennmt_tf": "opennmt_tf", "ct2_float32": "ctranslate2", "ct2_int8": "ctranslate2",
+    "fairseq_pre_gelu": "fairseq", "opennmt_tf": "opennmt_tf", "ct2_float32": "ctranslate2",
+    "ct2_int8": "ctranslate2",
 }  # fmt: skip
 NAMES = list(FORMATS)
 EOS = 3

@@ -17,12 +17,11 @@ from safetensors.numpy import load_file, save_file
 from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, SearchConfig, TrainingConfig
 from keras_transformer.data import ParallelText
-from keras_transformer.errors import InputError
 from keras_transformer.inference.generate import search_translations
-from keras_transformer.interop import fairseq, import_run, opennmt_tf, pytorch, read_model
+from keras_transformer.interop import fairseq, import_run, opennmt_tf, read_model
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.interop.foreign import ImportOptions
-from keras_transformer.interop.reading import Tensors
+from keras_transformer.interop.reading import Tensors, read_pytorch
 from keras_transformer.interop.transformers import export_transformers
 from keras_transformer.interop.vocabularies import word_vocabulary
 from keras_transformer.text import Tokenizer
@@ -341,69 +340,6 @@ def test_model_of_opus_size_is_imported_translates_and_is_exported(
 # Options of toolkits that no sample has
 
 
-def change_model(folder, **changes):
-    """Changes the section "model" of a JSON configuration."""
-    config = json.loads((folder / "config.json").read_text())
-    config["model"] |= changes
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-@pytest.mark.parametrize(
-    ("absent", "expected"),
-    [(["generator.weight"], "target"), (["tgt_emb.embeddings.weight"], "none"),
-     (["tgt_emb.embeddings.weight", "generator.weight"], "all")],
-)  # fmt: skip
-def test_eole_shared_matrices_are_stored_once(absent, expected, copy):
-    folder = copy("eole")
-    tensors = load_file(folder / "model.00.safetensors")
-    if expected != "target":  # one vocabulary, the source's
-        table = tensors["src_emb.embeddings.weight"]
-        tensors["generator.weight"] = 2 * table
-        tensors["generator.bias"] = tensors["generator.bias"][: len(table)]
-        vocabulary = json.loads((folder / "vocab.json").read_text())
-        (folder / "vocab.json").write_text(json.dumps(vocabulary | {"tgt": vocabulary["src"]}))
-    for name in absent:
-        del tensors[name]
-    save_file(tensors, folder / "model.00.safetensors")
-    change_model(
-        folder,
-        share_embeddings="tgt_emb.embeddings.weight" in absent,
-        share_decoder_embeddings="generator.weight" in absent,
-    )
-    table = tensors.get("tgt_emb.embeddings.weight", tensors["src_emb.embeddings.weight"])
-    found = read_model(folder)
-    assert found.config.share_embeddings == expected
-    np.testing.assert_array_equal(
-        found.to_model().target_embedding.table.numpy()[1:], table[found.target.order[1:]]
-    )
-
-
-def test_eole_options_are_those_of_the_sides_first(copy):
-    folder = copy("eole")
-    options = json.loads((folder / "config.json").read_text())["model"]
-    known = read_model(folder).config
-
-    def read(decoder, embeddings=options["embeddings"], **changes):
-        sides = {"encoder": options["encoder"] | own, "decoder": options["decoder"] | own | decoder}
-        change_model(folder, **sides, embeddings=embeddings, **changes)
-        return read_model(folder).config
-
-    own = {"heads": known.num_heads, "mlp_activation_fn": "gelu", "norm_eps": 1e-3}
-    found = read({}, heads=16, layer_norm="standardFP32")
-    expected = (known.num_heads, "gelu", 1e-3)
-    assert (found.num_heads, found.activation, found.norm_epsilon) == expected
-    sinusoids = {"position_encoding_type": "SinusoidalInterleaved"}
-    for decoder, changes, expected in (
-        ({"heads": 2}, {}, f"heads {known.num_heads} and 2"),
-        ({"sliding_window": 4}, {}, "sliding_window"),
-        ({"attn_scaling": 1.0}, {}, "attn_scaling"),
-        ({}, {"normalize": True}, "embeddings.normalize"),
-        ({}, {"embed_scale": 2.0}, "embeddings.embed_scale 2"),
-    ):
-        with pytest.raises(InputError, match=f"the model has {expected}, which"):
-            read(decoder, sinusoids | changes)
-
-
 @pytest.mark.parametrize("side", ["features", "labels"])
 def test_opennmt_tf_shared_table_is_stored_once(side, sample_model, monkeypatch):
     read, folder = opennmt_tf._read_checkpoint, sample_model("opennmt_tf")
@@ -442,50 +378,48 @@ def test_dictionary_may_have_the_line_ends_of_windows(tmp_path, end):
     assert list(symbols.tokens)[-2:] == ["ein", "Hund@@"]
 
 
-def test_fairseq_joined_projections_are_split(sample_model, monkeypatch):
-    read = fairseq.read_pytorch
-    expected = samples.read_sample(sample_model, "fairseq_pre_gelu").model.to_model().get_weights()
+def fairseq_sample(sample_model, tmp_path, change):
+    """Reads a sample whose checkpoint is changed."""
+    torch = pytest.importorskip("torch")
+    folder = pathlib.Path(shutil.copytree(sample_model("fairseq_pre_gelu"), tmp_path / "changed"))
+    path = folder / "checkpoint_last.pt"
+    state = read_pytorch(path)
+    change(state, torch)
+    torch.save(state, path)
+    given = ImportOptions(vocabularies=(folder / "dict.en.txt", folder / "dict.de.txt"))
+    return read_model(folder, None, given).to_model()
 
-    def read_joined(file):
-        state = read(file)
+
+def test_fairseq_joined_projections_are_split(sample_model, tmp_path):
+    def join(state, torch):
         model = state["model"]
         for name in [name for name in model if "_attn.q_proj." in name]:
-            parts = [model.pop(name.replace("q_proj", f"{part}_proj")).read() for part in "qkv"]
-            joined = functools.partial(np.concatenate, parts)
-            model[name.replace("q_proj.", "in_proj_")] = pytorch.StoredTensor(joined)
-        return state
+            parts = [model.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+            model[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
 
-    monkeypatch.setattr(fairseq, "read_pytorch", read_joined)
-    found = samples.read_sample(sample_model, "fairseq_pre_gelu").model.to_model().get_weights()
-    for ours, theirs in zip(found, expected, strict=True):
+    expected = fairseq_sample(sample_model, tmp_path / "same", lambda state, torch: None)
+    found = fairseq_sample(sample_model, tmp_path, join)
+    for ours, theirs in zip(found.weights, expected.weights, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_fairseq_learned_positions_are_those_of_each_side(sample_model, monkeypatch):
-    read, sizes = fairseq.read_pytorch, {"encoder": 12, "decoder": 10}
+def test_fairseq_learned_positions_are_those_of_each_side(sample_model, tmp_path):
+    sizes = {"encoder": 12, "decoder": 10}
     tables = {side: np.random.default_rng(rows).normal(size=(rows, 32)).astype("f4")
               for side, rows in sizes.items()}  # fmt: skip
 
-    def read_with_tables(file):
-        state = read(file)
+    def learn(state, torch):
         for side, table in tables.items():
-            tensor = pytorch.StoredTensor(functools.partial(np.asarray, table))
-            state["model"][f"{side}.embed_positions.weight"] = tensor
-            state["cfg"]["model"][f"{side}_learned_pos"] = True
-        return state
+            state["model"][f"{side}.embed_positions.weight"] = torch.from_numpy(table)
+            setattr(state["cfg"]["model"], f"{side}_learned_pos", True)
 
-    monkeypatch.setattr(fairseq, "read_pytorch", read_with_tables)
-    model = samples.read_sample(sample_model, "fairseq_pre_gelu").model.to_model()
+    model = fairseq_sample(sample_model, tmp_path, learn)
     assert (model.config.max_positions, model.config.share_positions) == (10, False)
     places = np.arange(10)
     for layer, table in ((model.positions, tables["encoder"]),
                          (model.target_positions, tables["decoder"])):  # fmt: skip
         rows = np.minimum(places + 2, len(table) - 1)
         np.testing.assert_array_equal(layer.encode(places), table[rows])
-    ids = np.array([[4, 5, 6, 3]])
-    embedded = model._embed("target", ids)
-    expected = model.target_embedding(ids) + tables["decoder"][2:6]
-    np.testing.assert_allclose(embedded, expected, atol=1e-6)
 
 
 def test_marian_learned_positions_leave_embeddings_unscaled(copy):
@@ -569,7 +503,6 @@ def test_generation_options_are_taken_over_or_listed(generation, search, ignored
     ("name", "early_stop", "lengths"),
     [("marian_post_swish_tied", "first", (0, 0, 50, 512)),
      ("fairseq_math", "first", (1, 200, 200, 1023)),
-     ("opennmt_py", "first", (0, 250, 250, 512)), ("eole", "first", (0, 250, 250, 512)),
      ("opennmt_tf", "exact", (0, 250, 250, 512)), ("ct2_int8", "first", (1, 256, 256, 1024)),
      ("ct2_float32", "first", (1, 256, 256, 1023)), ("hf_marian", "current", (0, 0, 50, 511))],
 )  # fmt: skip

@@ -21,20 +21,18 @@ WEIGHTS = {
     "hf_marian_bin": "pytorch_model.bin",
     "marian_post_swish_tied": "model.npz",
     "fairseq_pre_gelu": "checkpoint_last.pt",
-    "opennmt_py": "model.pt",
-    "eole": "model.00.safetensors",
     "opennmt_tf": "ckpt-130.index",
     "ct2_int8": "model.bin",
 }
 OTHERS = [
     ("hf_marian", "config.json"), ("hf_marian", "vocab.json"), ("hf_marian", "source.spm"),
     ("marian_pre_relu", "vocab.src.yml"), ("marian_pre_relu", "decoder.yml"),
-    ("fairseq_pre_gelu", "dict.en.txt"), ("eole", "config.json"), ("opennmt_tf", "v.src"),
+    ("fairseq_pre_gelu", "dict.en.txt"), ("opennmt_tf", "v.src"),
     ("opennmt_tf", "ckpt-130.data-00000-of-00001"), ("ct2_int8", "source_vocabulary.json"),
 ]  # fmt: skip
 MOST_FLIPS = 3  # bits of a file
 ANY_VOCABULARY = learn_vocabulary(["a"], size=8, kind="char")
-READERS = ("ctranslate2", "fairseq", "marian", "opennmt", "opennmt_tf", "transformers")
+READERS = ("ctranslate2", "fairseq", "marian", "opennmt_tf", "transformers")
 
 
 def mutated(content, generator):

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop import ctranslate2, fairseq, marian, opennmt, transformers
+from keras_transformer.interop import ctranslate2, fairseq, marian, transformers
 from keras_transformer.interop.marian import model_fields
 from keras_transformer.interop.reading import Options, Tensors
 from keras_transformer.interop.vocabularies import Symbols, word_vocabulary
@@ -84,7 +84,7 @@ CASES = {
     "a model that is no list": (
         "marian_pre_relu", with_text("decoder.yml", "models: model.npz\n"),
         "decoder.yml is not a list of files; write"),
-    "an empty file": ("eole", with_text("vocab.json", ""), "cannot read"),
+    "an empty file": ("hf_marian", with_text("vocab.json", ""), "cannot read"),
     "a configuration that is none": (
         "hf_marian", with_text("config.json", "{"), "is not a JSON file, or a"),
     "no vocabulary": ("hf_marian", without("vocab.json"), "vocab.json is missing"),
@@ -131,16 +131,11 @@ CASES = {
         "model's own toolkit, or train a model here on its translations"),
     "an option of another kind": (
         "hf_marian", with_values("config.json", activation_function=["relu"]),
-        "has an unexpected value for"),
-    "a token that is no text": (
-        "eole", with_values("vocab.json", decoder_start_token=[]),
-        "has an unexpected value for eole"),
-    "a vocabulary of nothing": (
-        "eole", with_values("vocab.json", src=[]), "lacks <unk>, </s>, <blank>, <s>"),
+        "must be of type str"),
     "files of two formats": (
         "hf_marian", with_text("model.bin", "1"),
         "has files of several formats: transformers, ctranslate2; remove the others"),
-    "files of no format": ("eole", without("model.00.safetensors"), "has files of none of the"),
+    "files of no format": ("hf_marian", without("model.safetensors"), "has files of none of the"),
 }  # fmt: skip
 
 
@@ -161,21 +156,21 @@ def test_rejected_folders_leave_no_run(case, copy, call, tmp_path):
     ("flags", "message"),
     [
         *((flag, f"{flag.partition('=')[0]} is for ") for flag in
-          ("--num_heads=4", "--positions=marian", "--source_vocabulary=a --target_vocabulary=b")),
+          ("--num_heads=4", "--source_vocabulary=a --target_vocabulary=b")),
         ("--source_vocabulary=a", "--source_vocabulary and --target_vocabulary go together"),
         ("--model=x", "x does not exist; give the folder of a model, or its file"),
         ("--run_dir=a,b", "a,b has a comma, which separates runs; give another path"),
     ],
 )  # fmt: skip
 def test_flags_that_do_not_fit_are_rejected(flags, message, copy, call, tmp_path):
-    own = (f"--model={copy('eole')}", f"--run_dir={tmp_path}/run")
+    own = (f"--model={copy('ct2_int8')}", f"--run_dir={tmp_path}/run")
     error = call("import_model.py", *own, *flags.split()).err
     assert message in error
-    assert "is for" not in message or "a model of eole has its own: remove it" in error
+    assert "is for" not in message or "a model of ctranslate2 has its own: remove it" in error
 
 
 def options(values):
-    return Options(values, "config", "toolkit")
+    return Options(values, "config")
 
 
 # Models that are no plain Transformers, by their options
@@ -183,10 +178,6 @@ def options(values):
 MARIAN = {
     "type": "transformer", "enc-depth": "2", "dec-depth": "2", "transformer-heads": "4",
     "transformer-preprocess": "", "transformer-postprocess": "dan",
-}  # fmt: skip
-OPENNMT = {
-    "encoder_type": "transformer", "decoder_type": "transformer", "layers": 2, "heads": 4,
-    "position_encoding": True,
 }  # fmt: skip
 FAIRSEQ = {
     f"{side}_{name}": value
@@ -201,7 +192,6 @@ CTRANSLATE2 = {
 # The options of each format, as a function of those that are changed.
 READ = {
     "marian": lambda changes: model_fields(MARIAN | changes),
-    "opennmt_py": lambda changes: opennmt.opennmt_py_fields(options(OPENNMT | changes)),
     "fairseq": lambda changes: fairseq._config_fields(options(FAIRSEQ | changes)),
     "ctranslate2": lambda changes: ctranslate2._options(
         Tensors(CTRANSLATE2 | changes, "model.bin"), {}
@@ -212,10 +202,6 @@ UNSUPPORTED = [  # one for each way in which a format tells
     ("marian", {"input-types": ["sequence", "class"]}, "input-types ['sequence', 'class']"),
     ("marian", {"type": "amun", "ulr": "true", "right-left": "true"},
      "type amun, ulr true, right-left true"),
-    ("opennmt_py", {"encoder_type": "rnn"}, "encoder_type rnn"),
-    ("opennmt_py", {"max_relative_positions": 16}, "relative positions"),
-    ("opennmt_py", {"position_encoding": False}, "no position_encoding"),
-    ("opennmt_py", {"pos_ffn_activation_fn": "gated-silu"}, "pos_ffn_activation_fn gated-silu"),
     ("fairseq", {"arch": "fconv_iwslt_de_en"}, "arch fconv_iwslt_de_en"),
     ("fairseq", {"encoder_normalize_before": True}, "normalize_before True and False"),
     ("fairseq", {"encoder_langtok": "src", "decoder_langtok": True},
