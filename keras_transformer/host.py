@@ -72,8 +72,8 @@ def _cpuinfo(*names: str) -> list[str]:
 def has_bfloat16() -> bool:
     """Whether the processor is faster in bfloat16 than in float32, by its instructions.
 
-    Training `tiny`, AMD processors with AVX512_BF16 have 1.1 to 1.3 times the rate of float32 and
-    an Intel one with AMX 1.17 times, but an Intel one with AVX512_BF16 alone has 0.63 times.
+    Training `tiny` was faster on AMD processors with AVX512_BF16 and an Intel one with AMX, but
+    slower on an Intel one with AVX512_BF16 alone.
     """
     fast = {"amx_bf16", "bf16"}
     if "AuthenticAMD" in _cpuinfo("vendor_id"):

@@ -13,9 +13,9 @@ needed, the key of a divisor and a factor for another unit:
 deviation (`std:`). The number of decimals is that of the page; `?.??` stands where a log is still
 to come, and becomes the figure once it is there.
 
-Every number in a table and every decimal number in a paragraph needs a log, but for those in a
-table's first row, first column or column "Published", and in a table or paragraph that an entry
-["its first words", "not measured here: WHAT"] names.
+In README.md and docs/results every number in a table and every decimal number in a paragraph needs
+a log, but for those in a table's first row, first column or column "Published", and in a table or
+paragraph that an entry ["its first words", "not measured here: WHAT"] names.
 
     python scripts/results.py --check   # lists what disagrees and what has no log; status 1 if any
     python scripts/results.py           # writes the logs' figures into the pages
@@ -246,27 +246,30 @@ def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
         if abs(again[name] - score[name]) > 1e-6
     ]
     values = ", ".join(differing or [f"{name} {again[name]:.4g} as logged" for name in metrics])
-    return f"{values}; {_changes_since(log, score)}", bool(differing)
+    return f"{values}; {_changes_since(score)}", bool(differing)
 
 
-def _changes_since(log: pathlib.Path, score: dict[str, Any]) -> str:
-    """Returns the commit of a score, or else of its log, and the folders that changed since."""
+def _changes_since(score: dict[str, Any]) -> str:
+    """Returns the commit of a score and the folders that changed since, or that it is unknown."""
     commit = (score.get("commit") or "").rstrip("+")
-    commit = commit or _git("log", "-1", "--format=%h", "--", str(log / "score.json"))
     if not commit:
         return "made with an unknown commit"
+    if _git("cat-file", "-e", f"{commit}^{{commit}}") is None:
+        return f"made with {commit[:12]}, which is not in this repository"
     parts = ("layers", "models", "training", "data", "search")
-    changed = [part for part in parts if _git("diff", "--shortstat", commit, "--", _folder(part))]
+    changed = [
+        part
+        for part in parts
+        if _git("diff", "--quiet", commit, "--", f"keras_transformer/{part}") is None
+    ]
     return f"made with {commit[:12]}, changed since: {', '.join(changed) or 'nothing'}"
 
 
-def _folder(part: str) -> str:
-    return f"keras_transformer/{part}"
-
-
-def _git(*arguments: str) -> str:
+def _git(*arguments: str) -> str | None:
+    """Returns the output of git, or None if it fails."""
     command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if result.returncode else result.stdout.strip()
 
 
 def main() -> int:
@@ -289,7 +292,8 @@ def main() -> int:
         path, entries = ROOT / page, figures.get(page, [])
         text = path.read_text(encoding="utf-8")
         updated, wrong = update_page(text, entries, folder / "logs")
-        wrong += [f"no log: {row}" for row in figures_without_log(text, entries)]
+        if page == "README.md" or page in pages:
+            wrong += [f"no log: {row}" for row in figures_without_log(text, entries)]
         for each in wrong:
             print(f"{page}: {each}")
         faults += len(wrong)

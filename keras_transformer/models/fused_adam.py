@@ -13,7 +13,7 @@ class FusedAdam(keras.optimizers.Adam):
     """`keras.optimizers.Adam` (Kingma and Ba 2015) with one operation for each weight.
 
     Keras composes each weight's update from a dozen operations, a thousand per step in a small
-    model, which take 5 to 8% of the time of `tiny`. TensorFlow has one kernel for the update,
+    model. TensorFlow has one kernel for the update,
     without amsgrad. The variables are the same; other backends use Keras's operations.
     """
 
