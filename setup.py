@@ -1,7 +1,7 @@
 """Builds the package from pyproject.toml: pip install .
 
 With KERAS_TRANSFORMER_CLIENT=1 in the environment, what is built requires no TensorFlow: only what
-the client of a model server needs over REST. Extras can add to requirements, not remove them.
+the client of a model server needs. Extras can add to requirements, not remove them.
 """
 
 import os

@@ -106,8 +106,8 @@ def test_client_alone_installs_and_translates_without_tensorflow(sdist, tmp_path
     packages = json.loads(_run(*pip, "list", "--format=json", cwd=tmp_path))
     names = {package["name"].replace("-", "_") for package in packages}
     required = {
-        "absl_py", "filelock", "keras_seq2seq", "lazy_loader", "packaging", "typing_extensions",
-        "urllib3",
+        "absl_py", "filelock", "grpcio", "keras_seq2seq", "lazy_loader", "packaging", "protobuf",
+        "typing_extensions", "urllib3",
     }  # fmt: skip
     assert names - {"pip", "setuptools"} == required
     with serve_rest(upper_case_model()) as address:

@@ -1,144 +1,127 @@
-"""Requests to a model server over gRPC; needs the package tensorflow-serving-api."""
+"""Requests to a model server over gRPC."""
 
-from collections.abc import Callable, Mapping
+import array
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
-import tensorflow as tf
-from tensorflow.core.framework import types_pb2
-from tensorflow_serving.apis import (
-    get_model_metadata_pb2,
-    get_model_status_pb2,
-    model_pb2,
-    model_service_pb2_grpc,
-    predict_pb2,
-    prediction_service_pb2_grpc,
-)
 
-from keras_transformer.client.transport import (
-    LOOPBACK,
-    PORT_NOT_OF_GRPC,
-    Certificates,
-    ModelName,
-    RequestError,
-    VersionStatus,
-)
+from keras_transformer.client.messages import MESSAGES
+from keras_transformer.client.transport import Certificates, ModelName, RequestError
 from keras_transformer.sentences import InputValues
 
-_ROUND_ROBIN = '{"loadBalancingConfig": [{"round_robin": {}}]}'
-_TOO_LARGE = "larger than max"
-_NO_HTTP2 = ("http1.x server", "Failed parsing HTTP/2")
 _OPTIONS: list[tuple[str, Any]] = [
-    # Messages of any size, as over REST.
+    ("grpc.enable_http_proxy", 0),  # as over REST
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     # A channel fails all requests between its attempts to connect.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
+_ROUND_ROBIN = ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}')
+# By `tensorflow.DataType` its number, the field of a tensor's values, and that of `array`.
+_TYPES = {
+    "DT_FLOAT": (1, "float_val", "f"),
+    "DT_INT32": (3, "int_val", "i"),
+    "DT_STRING": (7, "string_val", ""),
+    "DT_INT64": (9, "int64_val", "q"),
+    "DT_BOOL": (10, "bool_val", "b"),
+}
+_BY_NUMBER = {number: (name, field, code) for name, (number, field, code) in _TYPES.items()}
 
 
 class GrpcTransport:
-    """A `Transport` over one channel."""
+    """A channel to a model, which connects at the first request; thread-safe.
+
+    Requests raise `RequestError`.
+
+    Args:
+        address: a target of gRPC; the addresses of one with "dns:" take turns.
+        model: which to ask.
+        certificates: None for no TLS.
+        headers: metadata of every request.
+    """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        address: str,
+        model: ModelName,
         certificates: Certificates | None,
         headers: Mapping[str, str],
-        *,
-        resolver: str = "",
     ) -> None:
-        """Makes a channel, which connects at the first request.
-
-        Args:
-            host, port: the server.
-            certificates: None for no TLS.
-            headers: metadata of every request.
-            resolver: the beginning of a target, such as "dns:///", whose addresses are used in
-                turn; empty for one that keeps to the first that answers.
-        """
-        # Credentials may be sent in clear text to this machine, but not to a proxy.
-        use_proxy = host not in LOOPBACK
-        target = f"{resolver}{host}:{port}"
-        options = [*_OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
-        if resolver:
-            options.append(("grpc.service_config", _ROUND_ROBIN))
+        options = [*_OPTIONS, _ROUND_ROBIN] if address.startswith("dns:") else _OPTIONS
         if certificates is None:
-            self._channel = grpc.insecure_channel(target, options)
+            self._channel = grpc.insecure_channel(address, options)
         else:
-            certificates.ssl_context()  # gRPC would report wrong files at the first request
-            root, chain, key = certificates.contents()
-            secrets = grpc.ssl_channel_credentials(root, key, chain)
-            if certificates.server_name is not None:
-                options.append(("grpc.ssl_target_name_override", certificates.server_name))
-            self._channel = grpc.secure_channel(target, secrets, options)
+            root, chain, key = (path and pathlib.Path(path).read_bytes() for path in certificates)
+            credentials = grpc.ssl_channel_credentials(root, key, chain)
+            self._channel = grpc.secure_channel(address, credentials, options)
+        self._model = MESSAGES["ModelSpec"](name=model.name, version_label=model.label or "")
+        if model.version is not None:
+            self._model.version.value = model.version
         self._metadata = tuple(headers.items())
-        self._predictions = prediction_service_pb2_grpc.PredictionServiceStub(self._channel)
-        self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
 
     def predict(
-        self, model: ModelName, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
+        self, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
     ) -> Mapping[str, Any]:
-        request = predict_pb2.PredictRequest(model_spec=_spec(model, signature))
+        """Returns the outputs of a signature by name, as nested lists with text as str."""
+        request = MESSAGES["PredictRequest"](model_spec=self._model)
+        request.model_spec.signature_name = signature
         for name, (values, dtype) in inputs.items():
-            tensor = tf.make_tensor_proto(values, types_pb2.DataType.Value(dtype))
-            request.inputs[name].CopyFrom(tensor)
-        outputs = self._call(self._predictions.Predict, request, timeout_s).outputs
-        return {name: _decode(tf.make_ndarray(value).tolist()) for name, value in outputs.items()}
+            tensor = request.inputs.add(key=name).value
+            tensor.dtype, field, _ = _TYPES[dtype]
+            tensor.tensor_shape.dim.add(size=len(values))
+            getattr(tensor, field).extend(
+                value.encode() if isinstance(value, str) else value for value in values
+            )
+        answer = self._call("Predict", request, timeout_s)
+        return {output.key: _values(output.value) for output in answer.outputs}
 
-    def signatures(self, model: ModelName, timeout_s: float) -> dict[str, dict[str, str]]:
-        request = get_model_metadata_pb2.GetModelMetadataRequest(
-            model_spec=_spec(model), metadata_field=["signature_def"]
+    def signatures(self, timeout_s: float) -> dict[str, dict[str, str]]:
+        """Returns for each signature the `tensorflow.DataType` of each of its inputs."""
+        request = MESSAGES["GetModelMetadataRequest"](
+            model_spec=self._model, metadata_field=["signature_def"]
         )
-        answer = self._call(self._predictions.GetModelMetadata, request, timeout_s)
-        signatures = get_model_metadata_pb2.SignatureDefMap()
-        answer.metadata["signature_def"].Unpack(signatures)
-        type_name = types_pb2.DataType.Name
+        answer = self._call("GetModelMetadata", request, timeout_s)
         return {
-            name: {key: type_name(value.dtype) for key, value in signature.inputs.items()}
-            for name, signature in signatures.signature_def.items()
-            if not name.startswith("__")  # TensorFlow's own
+            signature.key: {
+                entry.key: _BY_NUMBER[entry.value.dtype][0] for entry in signature.value.inputs
+            }
+            for signature in answer.metadata[0].value.value.signature_def
+            if not signature.key.startswith("__")  # TensorFlow's own
         }
-
-    def versions(self, name: str, timeout_s: float) -> list[VersionStatus]:
-        request = get_model_status_pb2.GetModelStatusRequest(model_spec=_spec(ModelName(name)))
-        answer = self._call(self._models.GetModelStatus, request, timeout_s)
-        states = get_model_status_pb2.ModelVersionStatus.State
-        return [
-            VersionStatus(entry.version, states.Name(entry.state), entry.status.error_message)
-            for entry in answer.model_version_status
-        ]
 
     def close(self) -> None:
         self._channel.close()
 
-    def _call(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
+    def _call(self, method: str, request: Any, timeout_s: float) -> Any:
+        call = self._channel.unary_unary(
+            f"/tensorflow.serving.PredictionService/{method}",
+            request_serializer=MESSAGES[f"{method}Request"].SerializeToString,
+            response_deserializer=MESSAGES[f"{method}Response"].FromString,
+        )
         try:
-            return method(request, timeout=timeout_s, metadata=self._metadata)
+            return call(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             code, details = error.code().name, error.details() or ""
-            if code == "RESOURCE_EXHAUSTED" and _TOO_LARGE in details:
+            if "larger than max" in details:
                 code = "INVALID_ARGUMENT"  # another attempt would be as large
-            if any(message in details for message in _NO_HTTP2):
-                code, details = "UNIMPLEMENTED", PORT_NOT_OF_GRPC
             raise RequestError(code, details) from error
-        except ValueError as error:
-            raise RequestError("CANCELLED", "the client is closed") from error
 
 
-def _spec(model: ModelName, signature: str = "") -> Any:
-    spec = model_pb2.ModelSpec(name=model.name, signature_name=signature)
-    if model.version is not None:
-        spec.version.value = model.version
-    elif model.label is not None:
-        spec.version_label = model.label
-    return spec
+def _values(tensor: Any) -> Any:
+    """Returns the values of a tensor as nested lists, with text as str."""
+    _, field, code = _BY_NUMBER[tensor.dtype]
+    values = list(getattr(tensor, field) or array.array(code or "b", tensor.tensor_content))
+    if field == "string_val":
+        values = [value.decode("utf-8", "replace") for value in values]
+    return _nested(values, [dim.size for dim in tensor.tensor_shape.dim])
 
 
-def _decode(values: Any) -> Any:
-    """Returns nested lists with their text as str."""
-    if isinstance(values, list):
-        return [_decode(value) for value in values]
-    return values.decode("utf-8", "replace") if isinstance(values, bytes) else values
+def _nested(values: list[Any], shape: Sequence[int]) -> list[Any]:
+    if len(shape) == 1:
+        return values
+    size = math.prod(shape[1:])
+    return [_nested(values[row * size : (row + 1) * size], shape[1:]) for row in range(shape[0])]

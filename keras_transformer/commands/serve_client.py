@@ -9,7 +9,7 @@ keras-transformer serve_client --server=dns:///mt.example.org:8500 --output=outp
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from absl import flags
 
@@ -17,9 +17,6 @@ from keras_transformer.commands import command_flags, common, line_io
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
-
-if TYPE_CHECKING:
-    from keras_transformer.client import Client
 
 _SERVER = command_flags.require(
     flags.DEFINE_string(
@@ -51,9 +48,6 @@ _CLIENT_CERTIFICATE = command_flags.define_path(
 _CLIENT_KEY = command_flags.define_path(
     "client_key", None, "PEM file of the client's private key, unencrypted."
 )
-_SERVER_NAME = flags.DEFINE_string(
-    "tls_server_name", None, "Name that the server's certificate must have. Default: the host."
-)
 _HEADERS_FILE = command_flags.define_path(
     "headers_file",
     None,
@@ -61,15 +55,11 @@ _HEADERS_FILE = command_flags.define_path(
     "'authorization: Bearer TOKEN'. (Other users of the machine can read a command line.)",
 )
 command_flags.define_flags(line_io.Job, line_io.Job.flag_names())
-_STATUS = flags.DEFINE_boolean(
-    "status", False, "Only print the versions of the model and their states."
-)
 
 # Flags that make no difference to the output.
 _OF_CONNECTION = (
     "server", "protocol", "timeout", "retries", "requests_in_flight", "tls",
-    "root_certificates", "client_certificate", "client_key", "tls_server_name",
-    "headers_file",
+    "root_certificates", "client_certificate", "client_key", "headers_file",
 )  # fmt: skip
 
 # What may differ from sentence to sentence with an exported model.
@@ -83,18 +73,13 @@ for _name in _OPTIONS:
 def main(arguments: list[str]) -> None:
     search_options = command_flags.given_flags(SearchConfig)
     line_flags = command_flags.given_flags(line_io.Job)
-    if _STATUS.value:
-        unused = [*search_options, *line_flags, "batch_size", "requests_in_flight"]
-        _reject_unused_flags(arguments, unused)
     job = line_io.Job(inputs=tuple(arguments), search=search_options, **line_flags)
     files = (_HEADERS_FILE, _ROOT_CERTIFICATES, _CLIENT_CERTIFICATE, _CLIENT_KEY)
     inputs = [*(flag.value for flag in files), job.references, job.prefixes, *arguments]
     common.check_outputs([flags.FLAGS["output"]], inputs, are_jobs=True)
     check_options(search_options)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
-    if _PROTOCOL.value == "grpc":
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in the exceptions
-        common.load_tensorflow(with_keras=False)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in the exceptions
     from keras_transformer.client import Client
 
     common.print_warnings()
@@ -112,37 +97,18 @@ def main(arguments: list[str]) -> None:
         root_certificates=_ROOT_CERTIFICATES.value,
         client_certificate=_CLIENT_CERTIFICATE.value,
         client_key=_CLIENT_KEY.value,
-        tls_server_name=_SERVER_NAME.value,
         headers=headers,
     ) as client:
-        if _STATUS.value:
-            for entry in client.status():
-                line_io.write_row(*map(str, filter(None, entry)))
-        else:
-            identity = _identity(client, search_options) if job.output is not None else {}
-            line_io.answer_lines(job, client, job.groups(), identity=identity)
+        identity = _identity(search_options) if job.output is not None else {}
+        line_io.answer_lines(job, client, job.groups(), identity=identity)
 
 
-def _reject_unused_flags(arguments: list[str], names: list[str]) -> None:
-    """Raises `InputError` for what --status does not read."""
-    common.refuse_arguments(arguments)
-    for name in names:
-        if flags.FLAGS[name].present:
-            raise InputError(f"--{name} cannot be combined with --status; remove one of them")
-
-
-def _identity(client: "Client", search: dict[str, Any]) -> dict[str, Any]:
-    """Returns the identity of a job besides its input: its flags, and the versions of the model."""
+def _identity(search: dict[str, Any]) -> dict[str, Any]:
+    """Returns the identity of a job besides its input: its flags."""
     same_output = [*_OF_CONNECTION, "output", "restart"]
     if search.keys().isdisjoint(SearchConfig.unused_by("beam")):  # samples may depend on the batch
         same_output.append("batch_size")
-    identity = command_flags.flag_values(__name__, without=same_output)
-    if _VERSION.value is None:
-        states = client.status()
-        identity["versions of the model"] = [
-            state.version for state in states if state.state == "AVAILABLE"
-        ]
-    return identity
+    return command_flags.flag_values(__name__, without=same_output)
 
 
 def _read_headers(path: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A model server in this process: the protocols are real, the model is a Python function.
 
-Codes and messages are those of TensorFlow Serving's source. It can fail, be slow or answer
-nonsense.
+Messages are those of the package tensorflow-serving-api, codes and texts those of TensorFlow
+Serving's source.
 """
 
 import concurrent.futures
@@ -20,8 +20,6 @@ import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 from tensorflow_serving.apis import (
     get_model_metadata_pb2,
-    get_model_status_pb2,
-    model_service_pb2_grpc,
     predict_pb2,
     prediction_service_pb2_grpc,
 )
@@ -29,7 +27,6 @@ from tensorflow_serving.apis import (
 HTTP_STATUS = {
     "UNAUTHENTICATED": 401,
     "INVALID_ARGUMENT": 400,
-    "FAILED_PRECONDITION": 400,
     "NOT_FOUND": 404,
     "RESOURCE_EXHAUSTED": 429,
     "INTERNAL": 500,
@@ -52,8 +49,8 @@ class Request(NamedTuple):
 
 
 class Model:
-    """What both protocols serve: signatures with the `tensorflow.DataType` of each input, and a
-    function from a signature and inputs to outputs, all of them lists by name.
+    """What both protocols serve: signatures with the `tensorflow.DataType` of each input, and for
+    each version a function from a signature and inputs to outputs, all of them lists by name.
     """
 
     def __init__(
@@ -65,77 +62,54 @@ class Model:
         self.name = name
         self.signatures = dict(signatures)
         self.versions = {1: predict}
-        self.states = {1: ("AVAILABLE", "")}
+        self.errors: dict[int, str] = {}  # of versions that cannot be loaded
         self.labels: dict[str, int] = {}
         self.requests: list[Request] = []
-        self.faults: list[FaultError | None] = []  # one for each of the next requests
-        self.rejection: FaultError | None = None  # of requests with a text "bad", at once
+        self.faults: list[FaultError | None] = []  # of the next requests
+        self.rejection: FaultError | None = None  # of requests with a text "bad"
         self.may_answer = threading.Event()  # clear it to keep requests waiting
         self.may_answer.set()
         self.headers: dict[str, str] = {}  # of the latest request
         self.required_headers: dict[str, str] = {}
-        self.at_once = 0
-        self.most_at_once = 0
+        self.at_once = self.most_at_once = 0
         self._lock = threading.Lock()
-
-    def predict(
-        self, name: str, version: int | None, label: str, signature: str, inputs: dict[str, Any]
-    ) -> dict[str, Any]:
-        version = self._find(name, version, label)
-        signature = signature or "serving_default"
-        with self._lock:
-            self.requests.append(Request(signature, version, inputs))
-            fault = self.faults.pop(0) if self.faults else None
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-        try:
-            texts = [*inputs.get("text", ()), *inputs.get("source", ())]
-            if self.rejection is not None and "bad" in texts:
-                raise self.rejection
-            self.may_answer.wait(60)
-            if fault is not None:
-                raise fault
-            missing = sorted(set(self.signatures[signature]) - set(inputs))
-            if missing:
-                raise FaultError("INVALID_ARGUMENT", f"Missing named input: {missing[0]}")
-            return self.versions[version](signature, inputs)
-        finally:
-            with self._lock:
-                self.at_once -= 1
 
     def authenticate(self, headers: Iterable[tuple[str, str]]) -> None:
         self.headers = {name.lower(): value for name, value in headers}
         if not self.required_headers.items() <= self.headers.items():
             raise FaultError("UNAUTHENTICATED", "a valid token is required")
 
-    def inputs_of(self, name: str, version: int | None, label: str, signature: str) -> Any:
-        self._find(name, version, label)
-        signature = signature or "serving_default"
+    def find(self, name: str, version: int | None, label: str) -> int:
+        if label and label not in self.labels:
+            message = f"Unrecognized servable version label: {label}"
+            raise FaultError("INVALID_ARGUMENT", message)
+        version = self.labels.get(label, version)
+        if name != self.name or not self.versions or (version or 1) not in self.versions:
+            raise FaultError("NOT_FOUND", f"Servable not found for request: {name}, {version}")
+        return version or max(self.versions)
+
+    def input_types(self, signature: str) -> dict[str, str]:
         if signature not in self.signatures:
             message = f'Serving signature name: "{signature}" not found in signature def'
             raise FaultError("INVALID_ARGUMENT", message)
         return self.signatures[signature]
 
-    def all_signatures(self, name: str, version: int | None, label: str) -> dict[str, Any]:
-        self._find(name, version, label)
-        return {"__saved_model_init_op": {}, **self.signatures}
-
-    def status(self, name: str) -> dict[int, tuple[str, str]]:
-        if name != self.name:
-            raise FaultError("NOT_FOUND", f"Could not find any versions of model {name}")
-        return self.states
-
-    def _find(self, name: str, version: int | None, label: str) -> int:
-        if label:
-            if label not in self.labels:
-                message = f"Unrecognized servable version label: {label}"
-                raise FaultError("INVALID_ARGUMENT", message)
-            version = self.labels[label]
-        request = f"Latest({name})" if version is None else f"Specific({name}, {version})"
-        served = [number for number, (state, _) in self.states.items() if state == "AVAILABLE"]
-        if name != self.name or not served or (version or served[0]) not in served:
-            raise FaultError("NOT_FOUND", f"Servable not found for request: {request}")
-        return version or max(served)
+    def predict(self, version: int, signature: str, inputs: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self.requests.append(Request(signature, version, inputs))
+            fault = self.faults.pop(0) if self.faults else None
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            if self.rejection is not None and "bad" in [*inputs.get("text", inputs.get("source"))]:
+                raise self.rejection
+            self.may_answer.wait(60)
+            if fault is not None:
+                raise fault
+            return self.versions[version](signature, inputs)
+        finally:
+            with self._lock:
+                self.at_once -= 1
 
 
 _TEXT = {"text": "DT_STRING"}
@@ -188,7 +162,6 @@ def serve_grpc(
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(threads), options=options)
     service = _GrpcService(model)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(service, server)
-    model_service_pb2_grpc.add_ModelServiceServicer_to_server(service, server)
     if tls is None:
         port = server.add_insecure_port(f"{host}:{port}")
     else:
@@ -233,61 +206,44 @@ class _GrpcService:
         self._model = model
 
     def Predict(self, request: Any, context: Any) -> Any:  # noqa: N802  (the protocol's name)
-        spec = request.model_spec
-        which = self._which(spec)
-        with _abort_with_faults(context):
-            self._model.authenticate(context.invocation_metadata())
-            dtypes = self._model.inputs_of(*which, spec.signature_name)
+        with self._version(request, context) as version:
+            signature = request.model_spec.signature_name
+            types = self._model.input_types(signature)
             inputs = {}
             for name, tensor in request.inputs.items():
-                got = types_pb2.DataType.Name(tensor.dtype)
-                if dtypes.get(name) != got or len(tensor.tensor_shape.dim) != 1:
-                    raise FaultError("INVALID_ARGUMENT", f"{name} is {got}, not {dtypes.get(name)}")
+                if types.get(name) != types_pb2.DataType.Name(tensor.dtype):
+                    raise FaultError("INVALID_ARGUMENT", f"{name} is not {types.get(name)}")
                 values = tf.make_ndarray(tensor).tolist()
                 inputs[name] = [v.decode() if isinstance(v, bytes) else v for v in values]
-            outputs = self._model.predict(*which, spec.signature_name, inputs)
+            outputs = self._model.predict(version, signature, inputs)
             response = predict_pb2.PredictResponse()
             for name, values in outputs.items():
                 response.outputs[name].CopyFrom(tf.make_tensor_proto(values))
             return response
 
     def GetModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
-        with _abort_with_faults(context):
-            self._model.authenticate(context.invocation_metadata())
-            signatures = self._model.all_signatures(*self._which(request.model_spec))
+        with self._version(request, context):
             definitions = get_model_metadata_pb2.SignatureDefMap()
-            for name, inputs in signatures.items():
-                definition = definitions.signature_def[name]
+            for name, inputs in self._model.signatures.items():
                 for key, dtype in inputs.items():
-                    definition.inputs[key].dtype = types_pb2.DataType.Value(dtype)
+                    number = types_pb2.DataType.Value(dtype)
+                    definitions.signature_def[name].inputs[key].dtype = number
             response = get_model_metadata_pb2.GetModelMetadataResponse()
             response.metadata["signature_def"].Pack(definitions)
             return response
 
-    def GetModelStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        with _abort_with_faults(context):
-            self._model.authenticate(context.invocation_metadata())
-            response = get_model_status_pb2.GetModelStatusResponse()
-            for version, (state, error) in self._model.status(request.model_spec.name).items():
-                entry = response.model_version_status.add(version=version, state=state)
-                entry.status.error_message = error
-            return response
-
     def __getattr__(self, name: str) -> Any:
-        return None  # the other methods of the services
+        return None  # the other methods of the service
 
-    @staticmethod
-    def _which(spec: Any) -> tuple[str, int | None, str]:
+    @contextlib.contextmanager
+    def _version(self, request: Any, context: Any) -> Iterator[int]:
+        spec = request.model_spec
         version = spec.version.value if spec.HasField("version") else None
-        return spec.name, version, spec.version_label
-
-
-@contextlib.contextmanager
-def _abort_with_faults(context: Any) -> Iterator[None]:
-    try:
-        yield
-    except FaultError as fault:
-        context.abort(grpc.StatusCode[fault.code], fault.message)
+        try:
+            self._model.authenticate(context.invocation_metadata())
+            yield self._model.find(spec.name, version, spec.version_label)
+        except FaultError as fault:
+            context.abort(grpc.StatusCode[fault.code], fault.message)
 
 
 class _RestHandler(http.server.BaseHTTPRequestHandler):
@@ -295,23 +251,31 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # keeps connections, as TensorFlow Serving does
 
     def do_POST(self) -> None:
-        self._answer(r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?:(predict)")
+        self._answer()
 
     def do_GET(self) -> None:
-        self._answer(r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?(/metadata)?")
+        self._answer()
 
-    def _answer(self, pattern: str) -> None:
+    def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        pattern = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?(:predict|/metadata)?"
         try:
             self.model.authenticate(self.headers.items())
-            found = re.fullmatch(pattern, self.path)
-            if found is None:
-                message = f"Malformed request: {self.command} {self.path}"
-                raise FaultError("INVALID_ARGUMENT", message)
-            name, version, label = (urllib.parse.unquote(each or "") for each in found.groups()[:3])
-            actions = {"predict": self._predict, "/metadata": self._metadata, None: self._status}
-            which = (name, int(version) if version else None, label)
-            self._send(200, json.dumps(actions[found[4]](which, body)).encode())
+            name, version, label, action = re.fullmatch(pattern, self.path).groups()
+            names = (urllib.parse.unquote(each or "") for each in (name, label))
+            which = next(names), int(version) if version else None, next(names)
+            if action is None:
+                answer = self._status()
+            elif action == "/metadata":
+                self.model.find(*which)
+                signatures = {
+                    key: {"inputs": {entry: {"dtype": kind} for entry, kind in inputs.items()}}
+                    for key, inputs in self.model.signatures.items()
+                }
+                answer = {"metadata": {"signature_def": {"signature_def": signatures}}}
+            else:
+                answer = self._predict(self.model.find(*which), json.loads(body))
+            self._send(200, json.dumps(answer).encode())
         except FaultError as fault:
             # Escaped as C does it: \' is no JSON.
             message = fault.message.replace("\\", "\\\\").replace('"', '\\"').replace("'", "\\'")
@@ -320,44 +284,27 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
     def _send(self, status: int, body: bytes) -> None:
         with contextlib.suppress(ConnectionError):  # a client that did not wait
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
-    def _predict(self, which: Any, body: bytes) -> Any:
-        try:
-            request = json.loads(body)
-            signature, columns = request.get("signature_name", ""), dict(request["inputs"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FaultError("INVALID_ARGUMENT", "JSON Parse error: no object of inputs") from error
+    def _predict(self, version: int, request: Any) -> Any:
+        signature = request["signature_name"]
         inputs = {}
-        for name, dtype in self.model.inputs_of(*which, signature).items():
-            if name not in columns:
-                raise FaultError("INVALID_ARGUMENT", f"Missing named input: {name} in 'inputs'.")
+        for name, dtype in self.model.input_types(signature).items():
             kind = {"DT_STRING": str, "DT_FLOAT": float | int}.get(dtype, int)
-            inputs[name] = columns[name]
-            if not isinstance(inputs[name], list):
-                raise FaultError("INVALID_ARGUMENT", f"input {name} needs at least one dimension")
-            for value in inputs[name]:
-                if not isinstance(value, kind):
-                    message = f'JSON Value: "{value}" is not of expected type: {dtype}'
-                    raise FaultError("INVALID_ARGUMENT", message)
-        outputs = self.model.predict(*which, signature, inputs)
+            inputs[name] = request["inputs"][name]
+            if not all(isinstance(value, kind) for value in inputs[name]):
+                raise FaultError("INVALID_ARGUMENT", f"{name} is not of expected type: {dtype}")
+        outputs = self.model.predict(version, signature, inputs)
         return {"outputs": outputs if len(outputs) != 1 else next(iter(outputs.values()))}
 
-    def _metadata(self, which: Any, body: bytes) -> Any:
-        signatures = {
-            name: {"inputs": {key: {"dtype": dtype} for key, dtype in inputs.items()}}
-            for name, inputs in self.model.all_signatures(*which).items()
-        }
-        return {"metadata": {"signature_def": {"signature_def": signatures}}}
-
-    def _status(self, which: Any, body: bytes) -> Any:
+    def _status(self) -> Any:
+        states = dict.fromkeys(self.model.versions, "AVAILABLE")
+        states |= dict.fromkeys(self.model.errors, "END")
         return {
             "model_version_status": [
-                {"version": str(version), "state": state, "status": {"error_message": error}}
-                for version, (state, error) in self.model.status(which[0]).items()
+                {"version": str(version), "state": state} for version, state in states.items()
             ]
         }
 

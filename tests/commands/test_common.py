@@ -110,8 +110,6 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("evaluate --run_dir=x --output=none/out", "the folder none does not exist; make it first"),
         ("evaluate --run_dir=x --each=.", ". is a folder; give the name of a file"),
         ("plot_run", "name one or several run directories"),
-        ("serve_client --server=x:1 --status --output=y", "--output cannot be combined with --st"),
-        ("serve_client --server=x:1 --status --top_k=3", "--top_k cannot be combined with --sta"),
         ("explore --run_dir=x --port=1 --output=a.html p", "--port needs --serve; give that too"),
         ("learn_vocabulary --output=x", "no text files; name one or several"),
     ],
@@ -222,12 +220,6 @@ def test_ctrl_c_does_not_wait_for_batches_in_progress(start, write_script):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err.strip().splitlines()[-1]) == (130, "small.py: interrupted")
-
-
-def test_path_that_the_locale_cannot_encode_is_one_line(run, refused, tmp_path):
-    environment = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    result = run("evaluate.py", f"--run_dir={tmp_path}/r\u00e9sum\u00e9", env=environment)
-    refused(result, "the path", "set LC_ALL=C.UTF-8, or PYTHONUTF8=1")
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def _contents(folder, *others):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (f"train {_TEXT} --train_source=absent", "absent does not exist; expected a text file"),
+        (f"train {_TEXT} --train_source=absent", "absent cannot be read"),
         (f"train {_TEXT} --dev_source=absent --dev_target=two", "absent does not exist"),
         (f"train {_TEXT} --test_source=absent --test_target=two", "absent does not exist"),
         (f"train {_TEXT} --freeze=encoder", "--freeze would keep random weights; give"),

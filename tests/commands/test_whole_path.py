@@ -68,7 +68,7 @@ def test_task_from_files_to_server(tmp_path, call):
     assert card["training"][0]["cost"]["flops"] == rows[-1]["flops"]
     assert succeed("translate.py", f"--saved_model={version}", stdin=typed).splitlines() == expected
     served = fake_server.Model({}, lambda signature, inputs: {}, "translator")
-    served.versions, served.states = {}, {}
+    served.versions = {}
     stand_in_server.load(served, 1, version)
     with fake_server.serve_grpc(served) as address, Client(address) as client:
         assert [best.text for best in client.translate(words)] == expected

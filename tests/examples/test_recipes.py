@@ -70,7 +70,7 @@ def test_grammar_gives_the_commands_of_scan():
 def test_settings_of_a_recipe_are_valid(call, name):
     train, evaluate = recipe(name)
     started = call("train.py", train, "--run_dir=new")
-    assert re.match(r"train\.py: \S+ does not exist; expected a text file", started.err)
+    assert re.match(r"train\.py: \S+ cannot be read", started.err)
     assert call("evaluate.py", *evaluate, "--run_dir=new").err.startswith(
         "evaluate.py: no training run in new"
     )

@@ -54,7 +54,7 @@ def main() -> None:
     (served,) = models.model_config_list.config
     folder = pathlib.Path(served.base_path)
     model = Model({}, lambda signature, inputs: {}, served.name)
-    model.versions, model.states = {}, {}
+    model.versions = {}
     with (
         serve_grpc(model, flags.port, threads=flags.grpc_max_threads),
         serve_rest(model, flags.rest_api_port),
@@ -62,11 +62,11 @@ def main() -> None:
         while True:
             versions = [int(path.name) for path in folder.glob("[0-9]*")]
             for version in versions:
-                if version == max(versions) and version not in model.states:
+                if version == max(versions) and version not in (*model.versions, *model.errors):
                     try:
                         load(model, version, folder / str(version), config)
                     except (OSError, tf.errors.OpError, DecodeError) as error:
-                        model.states[version] = ("END", str(error))
+                        model.errors[version] = str(error)
             time.sleep(flags.file_system_poll_wait_seconds)
 
 
@@ -94,9 +94,7 @@ def load(
         for name, each in loaded.items()
         if each.inputs
     }
-    model.versions[version] = predict
-    older = {number: ("END", "") for number in model.states}
-    model.states = {**older, version: ("AVAILABLE", "")}
+    model.versions = {version: predict}
 
 
 def decode(values: Any) -> Any:
