@@ -30,9 +30,8 @@ from keras_transformer.text.vocabulary import (
     rounded,
 )
 
-_SINGLE_CHARACTER = -10.0  # added to the lowest score for a character that SentencePiece lacks
 _NEVER = -1e6  # added to the lowest score for tokens that are never to be chosen
-_WORDS = 3  # model_type of SentencePiece
+_UNIGRAM, _WORDS = 1, 3  # of `model_type` of SentencePiece
 _SPECIAL = ("<s>", "</s>", "<pad>", "<blank>", "<unk>")  # never words of a text
 
 
@@ -100,28 +99,33 @@ def sentencepiece_vocabulary(
 ) -> Vocabulary:
     """Returns the vocabulary whose ids are `symbols.order` and which cuts text as `path` does.
 
-    A token that the SentencePiece model lacks can only be generated, unless it is a single
-    character or, as `>>deu<<` in front of a source, a code of a language. A piece that is no token
-    still takes part when text is cut, and is the unknown token.
+    Other toolkits look up the strings that SentencePiece cuts a text into. So a run of characters
+    that SentencePiece does not know is a token if the vocabulary has it as a whole, and a piece
+    that is no token is the unknown token. With BPE only single characters are looked up: versions
+    of SentencePiece cut unknown ones in different ways. Other tokens that SentencePiece lacks can
+    only be generated, but for `>>deu<<` in front of a source, a code of a language.
     """
     model = read_spm(path)
     by_name = {piece.piece: piece for piece in model.pieces}
+    is_unigram = model.trainer_spec.model_type == _UNIGRAM
+    known_characters = {name for name in by_name if len(name) == 1}
     lowest = min((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0)
     pieces = _reserved_pieces(symbols)
     for token in symbols.others:
+        is_run = is_unigram and known_characters.isdisjoint(token)
         if token in by_name:
             piece = by_name.pop(token)
             kind = CONTROL if piece.type == UNKNOWN else piece.type
             pieces.append((token, rounded(piece.score), kind))
         elif side == "source" and token.startswith(">>") and token.endswith("<<"):
             pieces.append((WORD_START + token, 0.0, USER_DEFINED))
-        elif len(token) == 1:
-            pieces.append((token, rounded(lowest + _SINGLE_CHARACTER), NORMAL))
-            model.single_characters += token
-        elif side == "source":
+        elif len(token) == 1 and not is_unigram:
+            pieces.append((token, rounded(lowest - 10), NORMAL))
+        elif side == "source" and not is_run:
             pieces.append((token, 0.0, CONTROL))
         else:
             pieces.append((token, rounded(lowest + _NEVER), UNUSED))
+            model.looks_up_runs |= is_run
     num_tokens = len(pieces)
     taken = {name for name, _, _ in pieces}
     pieces += [

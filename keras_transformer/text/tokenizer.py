@@ -80,10 +80,7 @@ class Tokenizer(tf.Module):
         )
         if self.vocabulary.language_codes:
             parts = tf.strings.regex_replace(parts, _UNKNOWN_CODE, "⁇")
-        surfaces = ids.with_flat_values(parts)
-        if self.vocabulary.run_ids:
-            ids, surfaces = self._with_runs_joined(ids, surfaces)
-        columns = self._known(ids), surfaces
+        columns = self._known(ids), ids.with_flat_values(parts)
         if words is None:
             return columns
         ids, surfaces = (words.with_flat_values(column).merge_dims(1, 2) for column in columns)
@@ -133,40 +130,16 @@ class Tokenizer(tf.Module):
             tokens = words.with_flat_values(ids).merge_dims(1, 2)
         else:
             tokens = self._sentencepiece().tokenize(text)
-        if self.vocabulary.run_ids:
-            tokens, _ = self._with_runs_joined(tokens)
         return self._known(tokens)
 
-    def _with_runs_joined(
-        self, tokens: tf.RaggedTensor, surfaces: tf.RaggedTensor | None = None
-    ) -> tuple[tf.RaggedTensor, tf.RaggedTensor | None]:
-        """Returns ids with one unknown token for each run of `Vocabulary.run_ids`, and its text."""
-        ids, rows = tokens.flat_values, tokens.value_rowids()
-        is_run = tf.reduce_any(ids[:, None] == tf.constant(self.vocabulary.run_ids), axis=1)
-        continues = tf.concat(
-            [[False], is_run[1:] & is_run[:-1] & (rows[1:] == rows[:-1])], axis=0
-        )[: tf.size(ids)]
-        is_long = tf.concat([continues[1:], [False]], axis=0)[: tf.size(ids)]
-        ids = tf.where(is_run & is_long, UNK_ID, ids)
-
-        def first_of_runs(values: tf.Tensor) -> tf.RaggedTensor:
-            starts = tokens.with_flat_values(~continues)
-            return tf.ragged.boolean_mask(tokens.with_flat_values(values), starts)
-
-        if surfaces is None:
-            return first_of_runs(ids), None
-        places = tf.cumsum(tf.cast(~continues, tf.int32)) - 1
-        count = tf.reduce_sum(tf.cast(~continues, tf.int32))
-        joined = tf.strings.unsorted_segment_join(surfaces.flat_values, places, count)
-        ids = first_of_runs(ids)
-        return ids, ids.with_flat_values(joined)
-
     def _known(self, tokens: tf.RaggedTensor) -> tf.RaggedTensor:
-        """Returns ids with the unknown token for pieces that are not in the vocabulary."""
-        if not self.vocabulary.has_more_pieces:
-            return tokens
+        """Returns the ids of SentencePiece's output, the unknown token for what is no token."""
         ids = tokens.flat_values
-        return tokens.with_flat_values(tf.where(ids < self.vocabulary.size, ids, UNK_ID))
+        if self.vocabulary.looks_up_runs:
+            ids = self._sentencepiece().string_to_id(ids)
+        if self.vocabulary.has_more_pieces:
+            ids = tf.where(ids < self.vocabulary.size, ids, UNK_ID)
+        return tokens.with_flat_values(ids)
 
     def detokenize(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.
@@ -230,7 +203,9 @@ class Tokenizer(tf.Module):
         # A SavedModel finds a SentencePiece model by its name: without a unique name, the second
         # tokenizer of a SavedModel would silently use the model of the first.
         return tf_text.SentencepieceTokenizer(
-            self.vocabulary.model_bytes, name=f"sentencepiece_{self.vocabulary.fingerprint}"
+            self.vocabulary.model_bytes,
+            out_type=tf.string if self.vocabulary.looks_up_runs else tf.int32,
+            name=f"sentencepiece_{self.vocabulary.fingerprint}",
         )
 
 

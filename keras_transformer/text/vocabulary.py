@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import sentencepiece
@@ -46,16 +46,18 @@ class Vocabulary:
 
     Args:
         model_bytes: a serialized SentencePiece model whose ids 0 to 3 are padding, unknown, BOS and
-            EOS, as `learn_vocabulary` makes it. Two fields are our own, for models that come from
+            EOS, as `learn_vocabulary` makes it. Three fields are our own, for models that come from
             elsewhere. `num_tokens` is the number of tokens: pieces after them only have text cut as
             it was then, and are the unknown token. `cuts_words_apart` makes an unknown token of
-            each unknown word, where SentencePiece makes one of a run of them.
+            each unknown word, where SentencePiece makes one of a run of them. `looks_up_runs`
+            looks a run of characters that SentencePiece does not know up among the tokens.
 
     Attributes:
         model_bytes: as given.
         size: number of tokens, the reserved ones included, V.
         has_more_pieces: whether SentencePiece itself gives ids of V and more.
         cuts_words_apart: whether a text is cut word by word.
+        looks_up_runs: whether a run of unknown characters may be a token.
 
     Raises:
         InputError: the bytes are not such a model.
@@ -77,6 +79,7 @@ class Vocabulary:
         model = model_message().FromString(model_bytes)
         self.size: int = model.num_tokens or num_pieces
         self.cuts_words_apart: bool = model.cuts_words_apart
+        self.looks_up_runs: bool = model.looks_up_runs
         self.has_more_pieces = self.size < num_pieces
         ids = special_ids(self._processor)
         if not 0 < self.size <= num_pieces or ids != RESERVED_IDS:
@@ -279,6 +282,9 @@ class Vocabulary:
         return num_changed, [pair for pair, _ in changes.most_common(3)]
 
     def _encode(self, texts: list[str], num_threads: int) -> list[list[int]]:
+        if self.looks_up_runs:
+            rows = self._processor.encode(texts, out_type=str, num_threads=num_threads)
+            return [[self._ids.get(piece, UNK_ID) for piece in row] for row in rows]
         if not self.cuts_words_apart:
             ids: list[list[int]] = self._processor.encode(
                 texts, out_type=int, num_threads=num_threads
@@ -289,33 +295,15 @@ class Vocabulary:
         rows = iter(self._processor.encode(flat, out_type=int, num_threads=num_threads))
         return [list(itertools.chain(*itertools.islice(rows, len(row)))) for row in words]
 
-    def known(self, ids: list[int]) -> list[int]:
-        """Returns ids of SentencePiece with the unknown token for ids of V and more.
+    @functools.cached_property
+    def _ids(self) -> dict[str, int]:
+        return {piece: id_ for id_, piece in enumerate(self._all_pieces)}
 
-        A run of `run_ids` becomes one unknown token.
-        """
-        if self.run_ids:
-            runs = ((is_run, [*run]) for is_run, run in itertools.groupby(ids, self._is_in_run))
-            parts = [[UNK_ID] if is_run and len(run) > 1 else run for is_run, run in runs]
-            ids = [*itertools.chain.from_iterable(parts)]
+    def known(self, ids: list[int]) -> list[int]:
+        """Returns ids of SentencePiece with the unknown token for ids of V and more."""
         if not self.has_more_pieces:
             return ids
         return [id_ if id_ < self.size else UNK_ID for id_ in ids]
-
-    @functools.cached_property
-    def run_ids(self) -> tuple[int, ...]:
-        """The unknown token and single characters, of which a run is one unknown token.
-
-        Only vocabularies have them whose SentencePiece model lacks characters that are tokens, as
-        those of MarianTokenizer: it looks up the run as a whole. Empty for others.
-        """
-        model = model_message().FromString(self.model_bytes)
-        ids = map(self._processor.piece_to_id, model.single_characters)
-        return (UNK_ID, *ids) if model.single_characters else ()
-
-    @functools.cached_property
-    def _is_in_run(self) -> Callable[[int], bool]:
-        return frozenset(self.run_ids).__contains__
 
     def _content(self, row: Sequence[int]) -> list[int]:
         content = []
@@ -475,7 +463,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
         # Ours, where SentencePiece leaves room for extensions: see `Vocabulary`.
         "num_tokens": (200, "int32"),
         "cuts_words_apart": (201, "bool"),
-        "single_characters": (202, "string"),  # see `Vocabulary.run_ids`
+        "looks_up_runs": (203, "bool"),
     },
 }
 

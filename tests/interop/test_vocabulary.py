@@ -1,9 +1,11 @@
 """The tokenizers of a published OPUS model, rewritten, give the ids that MarianTokenizer gives."""
 
 import json
+import random
 
 import pytest
 import samples
+import sentencepiece
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, UNK_ID
@@ -57,6 +59,27 @@ def test_opus_tokenizers_give_marian_tokenizers_ids(name, folder, load):
     ids, surfaces = tokenizer.tokenize_with_surfaces(tf.constant(texts), 999)
     assert ids.to_list() == found
     assert [len(row) for row in surfaces.to_list()] == [len(row) for row in found]
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_strings_of_sentencepiece_are_looked_up_as_by_marian_tokenizer(side, folder, load):
+    """Among them runs of characters that it does not know, such as the ++ of C++."""
+    vocabulary, ours = load(side)
+    processor = sentencepiece.SentencePieceProcessor(str(folder / f"{side}.spm"))
+    ids = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    runs = [token for token in ids if processor.unk_id() in processor.encode(token)]
+    generator = random.Random(7)
+    parts = [*runs, *"+½北京≠😀жC.", " ", " ", "C", "Paris", " J'ai", "2024", "é"]
+    texts = ["J'apprends C++.", "C++ et i++;", "+", "+++", "C+=2"]
+    texts += ["".join(generator.choices(parts, k=generator.randint(1, 8))) for _ in range(1000)]
+    expected = [
+        [ours[ids.get(piece, ids["<unk>"])] for piece in row]
+        for row in processor.encode(texts, out_type=str)
+    ]
+    assert vocabulary.encode(texts) == expected
+    assert Tokenizer(vocabulary).tokenize(tf.constant(texts)).to_list() == expected
+    if side == "source":
+        assert vocabulary.pieces(expected[0])[-2:] == ["++", "."]
 
 
 # Language codes

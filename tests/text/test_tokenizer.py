@@ -10,7 +10,6 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.files import read_lines
 from keras_transformer.text import Tokenizer, Vocabulary, learn_vocabulary
-from keras_transformer.text.vocabulary import model_message
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "text"
 KINDS = ["bpe", "unigram", "char", "word"]
@@ -310,13 +309,3 @@ def test_number_of_tokenized_bytes_is_bounded(text, monkeypatch):
     monkeypatch.setattr(tokenizer, "_sentencepiece", lambda: sentencepiece)
     tokenizer.tokenize(tf.constant([text]), 3)
     assert 0 < len(sentencepiece.read[0]) <= 4 * vocabulary.max_characters(3)
-
-
-def test_runs_of_single_characters_are_one_unknown_token_within_a_sentence():
-    model = model_message().FromString(learn_vocabulary(["abc"], size=8, kind="char").model_bytes)
-    model.single_characters = "▁ab"  # of which "c" is none
-    vocabulary = Vocabulary(model.SerializeToString())
-    sentences = ["cab", "abc", "a", "", "ccba"]
-    expected = vocabulary.encode(sentences)
-    assert [ids.count(UNK_ID) for ids in expected] == [1, 1, 1, 0, 1]
-    assert Tokenizer(vocabulary).tokenize(tf.constant(sentences)).to_list() == expected
