@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains, plots and evaluates a recipe of examples/recipes with one or more seeds.
+# Trains and evaluates a recipe of examples/recipes with one or more seeds.
 # Usage: bash scripts/reproduce.sh RECIPE [SEED ...]
 #   bash scripts/reproduce.sh                                   lists the recipes
 #   bash scripts/reproduce.sh multi30k-transformer              trains with seed 1
@@ -18,14 +18,12 @@ fi
 name="$1"
 shift
 . scripts/environment.sh
-make_environment plot
-# Flags of evaluate, one word each; a module that train loads is needed by the other commands too.
+make_environment
+# Flags of evaluate, one word each.
 evaluate="$(sed -n 's/^# evaluate: //p' "$recipe")"
-module="$(grep '^--user_module=' "$recipe" || true)"
 for seed in "${@:-1}"; do
   run="runs/$name-$seed" log="docs/results/logs/$name-$seed"
   .venv/bin/python scripts/train.py --flagfile="$recipe" --seed="$seed" --run_dir="$run"
-  .venv/bin/python scripts/plot_run.py "$run" --output="$run/curve.png" $module
   .venv/bin/python scripts/evaluate.py --run_dir="$run" $evaluate --json --output="$run/outputs.txt" > "$run/score.json"
   cat "$run/score.json"
   mkdir -p "$log"

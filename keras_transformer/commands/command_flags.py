@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import textwrap
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -195,19 +195,6 @@ def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
     """Returns the fields of a configuration that were given as flags."""
     names = [name for name in config.fields_with() if name in flags.FLAGS]
     return {name: flags.FLAGS[name].value for name in names if flags.FLAGS[name].present}
-
-
-def flag_values(module: str, without: Collection[str]) -> dict[str, Any]:
-    """Returns the values of a command's flags by their names, such as "--seed".
-
-    Args:
-        module: of the command.
-        without: flags to leave out.
-    """
-    present = [
-        flag for flag in flags.FLAGS.get_key_flags_for_module(module) if flag.value is not None
-    ]
-    return {f"--{flag.name}": flag.value for flag in present if flag.name not in without}
 
 
 def define_standard_flags(program: str, module: str, description: str) -> None:

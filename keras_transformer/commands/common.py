@@ -205,8 +205,6 @@ def refuse_arguments(arguments: list[str]) -> None:
 def check_outputs(
     outputs: Sequence["flags.FlagHolder[Any] | flags.Flag[Any]"],
     inputs: Iterable[str | None] = (),
-    *,
-    are_jobs: bool = False,
 ) -> None:
     """Raises `InputError`, before long work, where a result could not be written.
 
@@ -215,7 +213,6 @@ def check_outputs(
     Args:
         outputs: flags that name the files to write, None for those that are not written.
         inputs: files, runs and exports that the command reads, or lists of them.
-        are_jobs: whether they are jobs of `part_file`, which write two more files.
     """
     read = {os.path.realpath(path) for value in inputs if value for path in _files_in(value)}
     if sys.stdin is not None:
@@ -227,12 +224,8 @@ def check_outputs(
             continue
         path = pathlib.Path(holder.value)
         check_output(path)
-        parts = [path, *(pathlib.Path(f"{path}.part{end}") for end in ("", ".json") if are_jobs)]
-        for part in parts:
-            if part.is_file() and os.path.realpath(part) in read:
-                raise InputError(
-                    f"{part} is read and would be replaced; give another path to write to"
-                )
+        if path.is_file() and os.path.realpath(path) in read:
+            raise InputError(f"{path} is read and would be replaced; give another path to write to")
         other = written.setdefault(os.path.realpath(path), holder.name)
         if other != holder.name:
             raise InputError(f"--{other} and --{holder.name} are one file; give another path")

@@ -2,6 +2,7 @@
 
 keras-transformer compare runs/baseline runs/variant
 keras-transformer compare runs/a runs/b/checkpoints/step-4000 --source=test.en --target=test.de
+keras-transformer compare runs/baseline runs/variant --plot=curves.png
 
 An argument is a run, whose checkpoint is the average or else the latest, or one of its checkpoints.
 Columns p are sacreBLEU's paired bootstrap: how likely a difference from the first run this large is
@@ -10,6 +11,7 @@ by chance in the choice of the test sentences. They do not cover the choice of t
 
 import json
 import pathlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -31,6 +33,9 @@ _TEST_SET = TestSetFlags.define()
 _JSON = flags.DEFINE_boolean(
     "json", False, "Print one JSON object with all values, the test set's SHA-256 and versions."
 )
+_PLOT = command_flags.define_path(
+    "plot", None, "Also plot loss and dev metric against updates, a .png, .pdf or .svg file."
+)
 command_flags.define_flags(SearchConfig)
 command_flags.define_task_options()
 
@@ -43,6 +48,9 @@ def main(arguments: list[str]) -> None:
     _TEST_SET.check()
     search_options = command_flags.given_flags(SearchConfig)
     check_options(search_options)  # reports a wrong value before loading
+    if _PLOT.value is not None:
+        common.check_outputs([_PLOT], arguments)
+        common.load_matplotlib()
     common.load_tensorflow(one_dnn=False)
     runs = _find_runs(arguments)
     task = _task(runs)
@@ -52,6 +60,8 @@ def main(arguments: list[str]) -> None:
         records[name], outputs[name] = _translate(run, checkpoint, task, text, search_options)
     for name, scores in task.compare(outputs, text.target, text.source).items():
         records[name] |= scores
+    if _PLOT.value is not None:
+        _plot(runs, task, _PLOT.value)
     if _JSON.value:
         print(
             json.dumps(
@@ -186,3 +196,29 @@ def _print_table(records: dict[str, _Record], task: Task) -> None:
     if is_translation:
         print(f"p: of the difference from {rows[1][0]}; ±: 95 % confidence, both by bootstrap")
         print(next(iter(records.values()))["bleu_signature"])
+
+
+def _plot(runs: "Runs", task: Task, path: str) -> None:
+    """Plots each run in its color: training loss faint, dev loss and metric strong."""
+    from matplotlib import pyplot
+
+    from keras_transformer.training.metrics import read_metrics
+
+    figure, (losses, scores) = pyplot.subplots(2, sharex=True, figsize=(8, 7), layout="constrained")
+    for index, (name, (run, _)) in enumerate(runs.items()):
+        rows, color = read_metrics(run.metrics_path), f"C{index % 10}"
+        # Matplotlib hides labels that begin with "_", and reads what "$" encloses as formulas.
+        label = ("./" if name.startswith("_") else "") + name.replace("$", r"\$")
+        for panel, value, style in (
+            (losses, "loss", {"alpha": 0.45, "label": f"{label}, train"}),
+            (losses, "val_loss", {"label": f"{label}, dev"}),
+            (scores, task.metric.name, {"marker": "."}),
+        ):
+            points = [(row["step"], row[value]) for row in rows if value in row]
+            panel.plot([x for x, _ in points], [y for _, y in points], color=color, **style)
+    losses.set_ylabel("loss per token")
+    losses.legend(frameon=False)
+    scores.set(ylabel=f"dev {task.metric.label}", xlabel="update")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+    print(f"Wrote {path}.", file=sys.stderr)

@@ -1,33 +1,40 @@
 """Lines of text in, lines out: shared by `translate` and `serve_client`.
 
 Each line of the input is translated, or a given translation of it is scored. The results are
-written in the order of the input, to standard output or to the file of a job that continues after
-it was killed, see `part_file`.
+written in the order of the input, to standard output, or to a file once all are there.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import os
+import pathlib
 import select
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO, TypeAlias
 
 from keras_transformer.client import ServingError
 from keras_transformer.commands.common import LineRemarks
-from keras_transformer.commands.part_file import LineGroup, Progress, open_part
 from keras_transformer.config import JsonConfig, option
 from keras_transformer.errors import InputError
-from keras_transformer.files import iterate_lines, local_path, replace_control_characters
+from keras_transformer.files import (
+    iterate_lines,
+    local_path,
+    replace_control_characters,
+    sync,
+    temporary_folder,
+)
 from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.results import DetailedTranslation
 from keras_transformer.sentences import SentenceTranslator
 
+# Lines of the input, and what belongs to them.
+LineGroup: TypeAlias = tuple[list[str], list[str]]
 Postprocess: TypeAlias = Callable[[Sequence[str], Sequence[str]], list[str]]
 
 _LINES_AT_ONCE = 10_000  # sorted by length together
-_LINES_PER_STEP = 1_000  # of a job with --output, which loses the last step when it is killed
 _PAUSE_S = 0.05  # a program that writes nothing for so long waits for an answer
 _READ_BYTES = 1 << 16
 _PROMPT = "> "
@@ -82,11 +89,9 @@ class Job(JsonConfig):
     )
     output: str | None = option(
         None,
-        "Write to this file. Until it is complete it is FILE.part, from which the same command "
-        "continues after the process was killed. Default: standard output.",
+        "Write to this file, which appears once it is complete. Default: standard output.",
         is_path=True,
     )
-    restart: bool = option(False, "Start anew although FILE.part of --output exists.")
 
     @classmethod
     def flag_names(cls) -> list[str]:
@@ -115,8 +120,6 @@ class Job(JsonConfig):
             raise InputError(
                 "--num_translations cannot be combined with --split_sentences; remove one of them"
             )
-        if self.restart and self.output is None:
-            raise InputError("--restart is for the job of --output; add --output, or remove it")
         if self.split_sentences:
             SplitParagraphs([], self.split_sentences)  # reports a wrong language now
         for path in self.inputs:
@@ -128,19 +131,16 @@ class Job(JsonConfig):
 
     def groups(self) -> Iterator[list[str]]:
         """Yields the lines of the input, some at a time, which are answered together."""
-        most = _LINES_AT_ONCE if self.output is None else _LINES_PER_STEP
         if self.inputs:
             lines = itertools.chain.from_iterable(map(iterate_lines, self.inputs))
-            while group := list(itertools.islice(lines, most)):
+            while group := list(itertools.islice(lines, _LINES_AT_ONCE)):
                 yield group
             return
         group = []
         for line in _standard_input():
             if line is not None:
                 group.append(line)
-            elif self.output is not None:
-                continue  # nobody waits, and steps of the same lines have the same output
-            if group and (line is None or len(group) == most):
+            if group and (line is None or len(group) == _LINES_AT_ONCE):
                 yield group
                 group = []
         if group:
@@ -152,7 +152,6 @@ def answer_lines(
     model: SentenceTranslator,
     groups: Iterable[list[str]],
     *,
-    identity: Mapping[str, Any],
     num_translations: int = 1,
     postprocess: Postprocess = lambda outputs, sources: list(outputs),
     target_text: Callable[[str], str] = str,
@@ -165,7 +164,6 @@ def answer_lines(
         job: what to do.
         model: translates, scores and aligns.
         groups: of the job; a group's answers come out together.
-        identity: JSON values that differ between jobs with different output for the same input.
         num_translations: as many as the model returns of a line, if that is known.
         postprocess: what is done to translations before they are written, see `Task.postprocess`.
         target_text: what is done to references before they are scored, see `Task.target_text`.
@@ -178,15 +176,25 @@ def answer_lines(
     steps = _with_partners(groups, job.references or job.prefixes)
     has_scores = (job.scores or num_translations > 1) and not job.split_sentences
     progress = Progress(has_scores=has_scores)
-    if job.output is None:
+    with _open_output(job.output) as stream:
         for step in steps:
-            answers.write(step, progress, sys.stdout)
-            sys.stdout.flush()
-    else:
-        with open_part(job.output, identity, progress, restart=job.restart) as part:
-            for step in part.remaining(steps):
-                answers.write(step, part.progress, part.stream)
+            answers.write(step, progress, stream)
+            stream.flush()
     answers.remarks.report()
+
+
+@contextlib.contextmanager
+def _open_output(path: str | None) -> Iterator[TextIO]:
+    """Yields standard output, or a file that gets its name when the block ends without an error."""
+    if path is None:
+        yield sys.stdout
+        return
+    target = pathlib.Path(os.path.realpath(path))
+    with temporary_folder(target.parent) as folder:
+        with (folder / "output").open("w", encoding="utf-8", newline="\n") as stream:
+            yield stream
+        sync(folder / "output")
+        os.replace(folder / "output", target)
 
 
 def write_row(*columns: str, stream: TextIO | None = None) -> None:
@@ -241,6 +249,19 @@ def _with_partners(groups: Iterable[list[str]], path: str | None) -> Iterator[Li
         yield group, partners
     if next(others, None) is not None:
         raise InputError(f"{path} has more lines than the {number} of the input")
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far a job has come.
+
+    Attributes:
+        num_lines: lines of the input that are done.
+        has_scores: whether rows have scores.
+    """
+
+    num_lines: int = 0
+    has_scores: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

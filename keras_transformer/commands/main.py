@@ -31,7 +31,6 @@ COMMANDS = {
     "import_model": "make a run of a model that another toolkit trained",
     "average_checkpoints": "average the weights of a run's checkpoints",
     "learn_vocabulary": "learn a SentencePiece vocabulary from text files",
-    "plot_run": "plot the metrics of one or several runs",
     "explore": "show what the heads of a model attend to",
 }
 

@@ -9,7 +9,6 @@ keras-transformer serve_client --server=dns:///mt.example.org:8500 --output=outp
 
 import os
 import re
-from typing import Any
 
 from absl import flags
 
@@ -56,12 +55,6 @@ _HEADERS_FILE = command_flags.define_path(
 )
 command_flags.define_flags(line_io.Job, line_io.Job.flag_names())
 
-# Flags that make no difference to the output.
-_OF_CONNECTION = (
-    "server", "protocol", "timeout", "retries", "requests_in_flight", "tls",
-    "root_certificates", "client_certificate", "client_key", "headers_file",
-)  # fmt: skip
-
 # What may differ from sentence to sentence with an exported model.
 _OPTIONS = SearchConfig.fields_with(per_sentence=True)
 command_flags.define_flags(SearchConfig, _OPTIONS)
@@ -76,7 +69,7 @@ def main(arguments: list[str]) -> None:
     job = line_io.Job(inputs=tuple(arguments), search=search_options, **line_flags)
     files = (_HEADERS_FILE, _ROOT_CERTIFICATES, _CLIENT_CERTIFICATE, _CLIENT_KEY)
     inputs = [*(flag.value for flag in files), job.references, job.prefixes, *arguments]
-    common.check_outputs([flags.FLAGS["output"]], inputs, are_jobs=True)
+    common.check_outputs([flags.FLAGS["output"]], inputs)
     check_options(search_options)  # so that a wrong value is reported at once
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in the exceptions
@@ -99,16 +92,7 @@ def main(arguments: list[str]) -> None:
         client_key=_CLIENT_KEY.value,
         headers=headers,
     ) as client:
-        identity = _identity(search_options) if job.output is not None else {}
-        line_io.answer_lines(job, client, job.groups(), identity=identity)
-
-
-def _identity(search: dict[str, Any]) -> dict[str, Any]:
-    """Returns the identity of a job besides its input: its flags."""
-    same_output = [*_OF_CONNECTION, "output", "restart"]
-    if search.keys().isdisjoint(SearchConfig.unused_by("beam")):  # samples may depend on the batch
-        same_output.append("batch_size")
-    return command_flags.flag_values(__name__, without=same_output)
+        line_io.answer_lines(job, client, job.groups())
 
 
 def _read_headers(path: str) -> dict[str, str]:

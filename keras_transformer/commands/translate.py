@@ -9,7 +9,7 @@ echo "Good morning." | keras-transformer translate --model=en-de
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -17,7 +17,6 @@ from absl import flags
 from keras_transformer.commands import command_flags, common, line_io
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
-from keras_transformer.files import file_identity
 from keras_transformer.serving.model_folder import check_version, read_model_card
 from keras_transformer.tasks import Task
 
@@ -52,7 +51,7 @@ def main(arguments: list[str]) -> None:
     job = line_io.Job(inputs=tuple(arguments), search=search_options, **line_flags)
     models = [_RUN_DIR.value, _MODEL.value, _SAVED_MODEL.value]
     inputs = [*models, job.references, job.prefixes, *arguments]
-    common.check_outputs([flags.FLAGS["output"]], inputs, are_jobs=True)
+    common.check_outputs([flags.FLAGS["output"]], inputs)
     version = pathlib.Path(_SAVED_MODEL.value or "")
     card: dict[str, Any] = {}
     if not is_export:
@@ -65,17 +64,13 @@ def main(arguments: list[str]) -> None:
     model: BatchTranslator | ModelTranslator
     if not is_export:
         with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
-            model, task, files = _load_run(run_dirs, search_options)
-            hashes = _hashes(files) if job.output is not None else {}
+            model, task = _load_run(run_dirs, search_options)
         job = dataclasses.replace(job, search={})  # the translator has them
         search = model.search.to_dict()
     else:
         from keras_transformer.serving.export import load_exported
 
         model, task = load_exported(version), common.task_of(card)
-        # The second has checksums of the weights.
-        files = [version / "saved_model.pb", version / "variables" / "variables.index"]
-        hashes = _hashes(files) if job.output is not None else {}
         search = card["search"]
     if _REMOVE_BPE.value is not None:
         if not hasattr(task, "remove_bpe"):
@@ -91,44 +86,21 @@ def main(arguments: list[str]) -> None:
         job,
         model,
         job.groups(),
-        identity=_identity(hashes, search),
         num_translations=search.get("num_translations", 1),
         postprocess=task.postprocess,
         target_text=task.target_text,
     )
 
 
-def _identity(hashes: Mapping[str, Any], search: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the identity of a job besides its input: its flags, and the model's weights."""
-    # Samples may depend on the batch, translations of beam search do not.
-    same_output = [] if search.get("method") == "sampling" else ["batch_size"]
-    return {
-        **command_flags.flag_values(__name__, without=["output", "restart", *same_output]),
-        "weights of the model": dict(hashes),
-    }
-
-
-def _hashes(files: Iterable[pathlib.Path]) -> dict[str, Any]:
-    """Returns the identity of each file by its path; by its name alone if it is temporary."""
-    return {
-        path.name if _MODEL.value is not None else str(path): file_identity(path)
-        for path in files
-        if path.exists()
-    }
-
-
-def _load_run(
-    run_dirs: str, search_options: dict[str, Any]
-) -> "tuple[ModelTranslator, Task, list[pathlib.Path]]":
-    """Returns the translator of runs, their task, and files with checksums of the weights."""
+def _load_run(run_dirs: str, search_options: dict[str, Any]) -> "tuple[ModelTranslator, Task]":
+    """Returns the translator of runs, and their task."""
     from keras_transformer.inference import ModelTranslator
 
     checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     configs = checkpoints[0][0].configs()
     search = configs.search_config(search_options)
     translator = ModelTranslator(*common.load_translator(checkpoints), search, task=configs.task)
-    files = [run.checkpoints().folder / f"{name}.index" for run, name in checkpoints]
-    return translator, configs.task, files
+    return translator, configs.task
 
 
 def _check_options(search_options: dict[str, Any], card: Mapping[str, Any]) -> None:

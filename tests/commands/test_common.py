@@ -109,7 +109,6 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
         ("evaluate --run_dir=x --source=y", "--source and --target must be given together"),
         ("evaluate --run_dir=x --output=none/out", "the folder none does not exist; make it first"),
         ("evaluate --run_dir=x --each=.", ". is a folder; give the name of a file"),
-        ("plot_run", "name one or several run directories"),
         ("explore --run_dir=x --port=1 --output=a.html p", "--port needs --serve; give that too"),
         ("learn_vocabulary --output=x", "no text files; name one or several"),
     ],

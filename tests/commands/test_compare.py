@@ -40,10 +40,13 @@ def test_scores_significance_and_cost_of_each_run(compare, evaluate, run_dir, te
     assert second["length_ratio"] == bleu.corpus_score(outputs[early], references).ratio
 
 
-def test_table_has_a_row_for_each_run(compare, run_dir, texts):
+def test_table_has_a_row_for_each_run(compare, run_dir, texts, tmp_path):
+    pytest.importorskip("matplotlib")
     files = (f"--source={texts}/dev.en", f"--target={texts}/dev.xx")
-    result = compare(run_dir, f"{run_dir}/checkpoints/step-300", *files)
-    assert (result.code, result.err) == (0, "")
+    plot = f"--plot={tmp_path}/curves.png"
+    result = compare(run_dir, f"{run_dir}/checkpoints/step-300", *files, plot)
+    assert (result.code, result.err) == (0, f"Wrote {tmp_path}/curves.png.\n")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     header, first, second, *notes = result.out.splitlines()
     assert header.split()[:3] == ["run", "checkpoint", "parameters"]
     assert first.split()[:2] == [str(run_dir), "average"]

@@ -1,18 +1,12 @@
 """The command serve_client, against a model server in this process."""
 
-import fcntl
-import json
 import os
 import pathlib
-import random
 import select
 import subprocess
-import time
 
 import pytest
 from fake_server import SERVE, FaultError, upper_case_model
-
-from keras_transformer.commands import line_io
 
 
 @pytest.fixture
@@ -132,11 +126,9 @@ def test_versions_are_listed_and_chosen(client, model):
         (["--banned_phrases= "], b"two\n", ["banned_phrases must not be blank"]),
         (["--model=other"], b"two\n", ["NOT_FOUND from the rest server"]),
         (["absent.txt"], b"", ["the file absent.txt does not exist;"]),
-        (["--references=absent.txt"], b"two\n", ["absent.txt cannot be read"]),
-        (["--headers_file=absent.txt"], b"two\n", ["absent.txt does not exist"]),
+        (["--references=absent.txt"], b"two\n", ["absent.txt"]),
+        (["--headers_file=absent.txt"], b"two\n", ["absent.txt"]),
         ([], b"a\n\xff\n", ["standard input, line 2 is not UTF-8"]),
-        (["--restart"], b"two\n", ["--restart is for the job of --output; add --output, or"]),
-        (["--output=/dev/null"], b"two\n", ["/dev/null is no file; give the name of one"]),
         (["--output=."], b"two\n", [". is a folder; give the name of a file"]),
     ],
 )
@@ -205,7 +197,7 @@ def test_program_that_waits_for_an_answer_gets_it(start, model):
 
 def test_output_never_replaces_what_is_read(client, refused, model, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    names = ("in", "out.part", "prefixes")
+    names = ("in", "prefixes")
     for name in names:
         (tmp_path / name).write_text("hello\n")
     (tmp_path / "link").symlink_to(tmp_path / "in")
@@ -215,7 +207,6 @@ def test_output_never_replaces_what_is_read(client, refused, model, tmp_path, mo
             ("in", ["~/in"]),
             ("in", []),
             ("link", [tmp_path / "in"]),
-            ("out", ["--restart", tmp_path / "out.part"]),
             ("prefixes", [f"--prefixes={tmp_path}/prefixes"]),
             ("prefixes", [f"--headers_file={tmp_path}/prefixes"]),
         ):
@@ -237,124 +228,3 @@ def test_rejected_lines_end_the_job_with_their_numbers(client, model, refused, t
     refused(client(references, stdin=b"a\nbad\n"), "line 1, 2: INVALID_ARGUMENT")
     assert (tmp_path / "out").read_text() == "an older file\n"
     assert sorted(os.listdir(tmp_path)) == ["out", "references"]  # nothing was answered
-
-
-@pytest.fixture
-def interrupted(client, model, monkeypatch, tmp_path):
-    """A job of 7 lines, 2 at a time, that has ended after 4: its flags, and its lines."""
-    monkeypatch.setattr(line_io, "_LINES_PER_STEP", 2)
-    lines = ["one", "two two", "three", "four", "five", "six six six", "seven"]
-    (tmp_path / "in").write_text("".join(f"{line}\n" for line in lines))
-    model.faults = [None, None, FaultError("UNAVAILABLE", "the server has gone")]
-    job = ("--retries=0", f"--output={tmp_path}/out")
-    result = client(*job, tmp_path / "in")
-    assert result.code == 1 and "UNAVAILABLE" in result.err
-    assert sorted(os.listdir(tmp_path)) == ["in", "out.part", "out.part.json"]
-    assert (tmp_path / "out.part").read_text() == "ONE\nTWO TWO\nTHREE\nFOUR\n"
-    model.requests.clear()
-    return job, lines
-
-
-def test_interrupted_job_continues(client, interrupted, model, tmp_path):
-    job, lines = interrupted
-    with open(tmp_path / "out.part", "a") as part:
-        part.write("FIVE\nSIX S")  # written when the process was killed, and not recorded
-    result = client(*job, "--batch_size=1", stdin=(tmp_path / "in").read_bytes())
-    assert result == (0, "", f"Continuing {tmp_path}/out.part after 4 lines.\n")
-    assert (tmp_path / "out").read_text() == "".join(f"{line.upper()}\n" for line in lines)
-    assert sorted(os.listdir(tmp_path)) == ["in", "out"]
-    sent = [text for request in model.requests for text in request.inputs["text"]]
-    assert sorted(sent) == ["five", "seven", "six six six"]
-
-
-def test_other_jobs_do_not_continue_it(client, interrupted, refused, model, tmp_path):
-    job, lines = interrupted
-    before = (tmp_path / "out.part").read_bytes()
-    (tmp_path / "other").write_text("one\nother\n" + "\n".join(lines[2:]))
-    advice = "repeat the command that began it, or add --restart to start anew"
-    refused(client(*job, tmp_path / "other"), "part was begun with another input; ", advice)
-    shorter = "".join(f"{line}\n" for line in lines[:3]).encode()
-    refused(client(*job, stdin=shorter), "part was begun with another input; ", advice)
-    result = client(*job, "--scores", "--max_length=3", tmp_path / "in")
-    refused(result, "job with other values of --scores, --max_length; ", advice)
-    assert (tmp_path / "out.part").read_bytes() == before
-    assert client(*job, "--scores", "--restart", tmp_path / "in") == (0, "", "")
-    assert (tmp_path / "out").read_text().startswith("1\t-3.0000\tONE\n2\t")
-
-
-def test_files_of_others_are_not_overwritten(client, interrupted, refused, tmp_path):
-    job = (*interrupted[0], tmp_path / "in")
-    part, record = tmp_path / "out.part", tmp_path / "out.part.json"
-    with open(part, "a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        refused(client(*job), "out.part is written by another process; wait for it")
-    content = record.read_text()
-    record.write_text(content[:50])
-    refused(client(*job), "out.part.json is damaged; repeat")
-    record.write_text(content)
-    part.write_text("ONE\n")
-    refused(client(*job), "out.part is shorter than it was; repeat")
-    record.unlink()
-    refused(client(*job), "out.part has no out.part.json beside it; ")
-    assert part.read_text() == "ONE\n"
-    # Left behind by a process that was killed after the output had got its name.
-    part.unlink()
-    record.write_text(content)
-    assert client(*job) == (0, "", "")
-
-
-def test_columns_are_kept_over_an_interruption(client, model, monkeypatch, tmp_path):
-    monkeypatch.setattr(line_io, "_LINES_PER_STEP", 1)
-    answer = model.versions[1]
-    model.versions[1] = lambda *_: {"translations": [["ONE", "ONE!"]], "scores": [[-1.0, -2.0]]}
-    model.faults = [None, FaultError("UNAVAILABLE", "the server has gone")]
-    job = ("--retries=0", f"--output={tmp_path}/out")
-    assert client(*job, stdin=b"one\nthree\n").code == 1
-    model.versions[1] = answer  # later sentences have a single translation
-    assert client(*job, stdin=b"one\nthree\n").code == 0
-    expected = "1\t-1.0000\tONE\n1\t-2.0000\tONE!\n2\t-5.0000\tTHREE\n"
-    assert (tmp_path / "out").read_text() == expected
-
-
-def test_killed_jobs_write_the_same_bytes(start, run, model, tmp_path):
-    """The process is killed where requests are under way, and at another moment."""
-    generator = random.Random(1)
-    lines = ["x" * generator.randint(0, 30) + str(number) for number in range(2500)]
-    (tmp_path / "in").write_text("".join(f"{line}\n" for line in lines))
-    answer = model.versions[1]
-
-    def pause_at(count):
-        """Lets requests wait once so many have been answered."""
-
-        def predict(signature, inputs):
-            if len(model.requests) >= count:
-                model.may_answer.clear()
-            return answer(signature, inputs)
-
-        model.requests.clear()
-        model.may_answer.set()
-        model.versions[1] = predict
-
-    record = tmp_path / "out.part.json"
-    with SERVE["rest"](model) as address:
-        command = ("serve_client.py", f"--server={address}", "--protocol=rest", "--scores",
-                   tmp_path / "in", f"--output={tmp_path}/out")  # fmt: skip
-        for count, expected in ((8, 0), (34, 2000)):
-            pause_at(count)
-            process = start(*command)
-            end = time.monotonic() + 120
-            while len(model.requests) < count or model.at_once < 4:
-                assert process.poll() is None and time.monotonic() < end
-                time.sleep(0.01)
-            process.kill()  # SIGKILL
-            assert process.wait(60) == -9
-            assert json.loads(record.read_text())["progress"]["num_lines"] == expected
-            assert not (tmp_path / "out").exists()
-        model.requests.clear()
-        model.may_answer.set()
-        model.versions[1] = answer
-        assert run(*command).code == 0
-    assert sum(len(request.inputs["text"]) for request in model.requests) == 500
-    rows = (f"{n}\t{-len(x):.4f}\t{x.upper()}\n" for n, x in enumerate(lines, 1))
-    assert (tmp_path / "out").read_text() == "".join(rows)
-    assert sorted(os.listdir(tmp_path)) == ["in", "out"]

@@ -273,30 +273,3 @@ def test_terminal_answers_each_line_at_once(start, run_dir, words):
     os.write(terminal, b"\x04")  # Ctrl-D
     assert process.wait(60) == 0
     os.close(terminal)
-
-
-@pytest.mark.slow
-def test_output_continues_after_a_fault_in_the_input(
-    call, run_dir, share_translators, refused, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(line_io, "_LINES_PER_STEP", 1)
-    copy = shutil.copytree(run_dir, tmp_path / "run")
-    command = ("translate.py", f"--run_dir={copy}", f"--output={tmp_path}/out", "--scores")
-    latest = (*command, "--checkpoint=latest")
-    lines = b"sun cat\ntree\ntwo two\n"
-    wanted = call(*command[:2], "--scores", "--checkpoint=latest", stdin=lines).out
-    refused(call(*latest, stdin=lines[:13] + b"\xff\n"), "standard input, line 3 is not UTF-8")
-    assert (tmp_path / "out.part").read_text() == "".join(wanted.splitlines(True)[:2])
-    begun = "begun by a job with other values of"
-    refused(call(*latest, "--beam_size=2", stdin=lines), f"{begun} --beam_size")
-    for file in (copy / "checkpoints").glob("step-150.*"):
-        shutil.copy(file, file.with_name(file.name.replace("step-150", "step-300")))
-    refused(call(*latest, stdin=lines), f"{begun} weights of the model")
-    shutil.copytree(run_dir, copy, dirs_exist_ok=True)
-    result = call(*latest, "--batch_size=7", stdin=lines)
-    assert result == (0, "", f"Continuing {tmp_path}/out.part after 2 lines.\n")
-    assert (tmp_path / "out").read_text() == wanted
-    sampling = (*command, "--method=sampling", "--max_extra_length=5")  # may depend on the batch
-    refused(call(*sampling, "--batch_size=2", stdin=b"sun\n\xff\n"), "line 2 is not UTF-8")
-    result = call(*sampling, "--batch_size=3", stdin=b"sun\ncat\n")
-    refused(result, f"{begun} --batch_size")
