@@ -47,14 +47,20 @@ def check_unicode(name: str, text: str) -> None:
         ) from error
 
 
-def as_text(text: str | bytes) -> str:
-    """Decodes text in UTF-8, as TensorFlow returns it; `InputError` for other bytes."""
-    if not isinstance(text, bytes):
+def as_text(text: str | bytes, name: str = "text") -> str:
+    """Decodes text in UTF-8, as TensorFlow returns it; `name` is for errors.
+
+    Raises:
+        InputError: the bytes are not UTF-8, or it is no text, such as None or the NaN of a table.
+    """
+    if isinstance(text, str):
         return text
+    if not isinstance(text, bytes):
+        raise InputError(f"{name} must be a string, got {text!r}")
     try:
         return text.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"text must be UTF-8, got {text[:40]!r}") from error
+        raise InputError(f"{name} must be UTF-8, got {text[:40]!r}") from error
 
 
 def one_line(error: BaseException | str) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, overload
 
 from keras_transformer.config import SearchConfig, check_options
@@ -259,7 +259,8 @@ def text_input(name: str, texts: Sequence[str]) -> InputValues:
     """Returns sentences as an input: a list, or an array or eager tensor of strings.
 
     Raises:
-        InputError: it is one string instead of a list, or an element is not text.
+        InputError: it is one string, a dictionary or a set instead of a list, or an element is not
+            text.
     """
     if hasattr(texts, "graph"):
         raise InputError(
@@ -270,10 +271,10 @@ def text_input(name: str, texts: Sequence[str]) -> InputValues:
         texts = texts.numpy().tolist()
     if isinstance(texts, str | bytes):
         raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
-    values = [as_text(text) for text in texts]
+    if isinstance(texts, Mapping | Set):
+        raise InputError(f"{name} must be a list of sentences, got a {type(texts).__name__}")
+    values = [as_text(text, name) for text in texts]
     for text in values:
-        if not isinstance(text, str):
-            raise InputError(f"{name} must be text, got {text!r}")
         check_unicode(name, text)
     return InputValues(values)
 

@@ -25,9 +25,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, SearchConfig
 from keras_transformer.decoding import NO_SCORE, Tensor, TranslationModel
 from keras_transformer.errors import InputError
+from keras_transformer.files import CONTROL_CHARACTERS
 from keras_transformer.inference import scores
 from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes, gpu_shapes
@@ -390,8 +391,8 @@ def finish_translations(
 ) -> Tensor:
     """Returns the translations of a search as users get them, string [B, N].
 
-    Copies unknown words as the configuration says, and completes the text as the task does; a
-    blank sentence has the empty translation.
+    Copies unknown words as the configuration says, a sentence of unknown tokens alone as a whole,
+    and completes the text as the task does; a blank sentence has the empty translation.
 
     Args:
         ids: int32 [B, N, L], what the search found, with EOS, then PAD.
@@ -406,6 +407,13 @@ def finish_translations(
     translations = target.detokenize(ids)
     if search.replace_unknowns:
         translations = copy_unknowns(translations, ids, source, surfaces, prefix)
+        # Of unknown tokens alone the model would make something up.
+        is_copied = tf.reduce_all((source == UNK_ID) | (source == EOS_ID) | (source == PAD_ID), 1)
+        if prefix is not None:
+            is_copied &= tf.reduce_all(prefix == PAD_ID, 1)
+        is_copied &= ~tf.strings.regex_full_match(text, "(?s).*\ufffd.*")  # bytes that are no text
+        copied = tf.strings.strip(tf.strings.regex_replace(text, CONTROL_CHARACTERS, " "))
+        translations = tf.where(is_copied[:, None], copied[:, None], translations)
     if task is not None:
         translations = task.finish(translations, text)
     return tf.where(source[:, :1] == EOS_ID, "", translations)

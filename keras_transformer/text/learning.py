@@ -2,14 +2,11 @@
 
 import collections
 import contextlib
-import functools
 import hashlib
 import heapq
 import io
-import itertools
 import re
 import tempfile
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, get_args
 
@@ -25,10 +22,15 @@ from keras_transformer.config import (
 )
 from keras_transformer.config.data import MIN_COVERAGE, Normalization, VocabularyKind
 from keras_transformer.errors import InputError, as_text, check_choice, check_unicode
-from keras_transformer.text.vocabulary import (
+from keras_transformer.text.normalization import (
     CONTROLS,
-    LINE_SEPARATORS,
-    MARKS,
+    IGNORABLE,
+    JOINERS,
+    any_of,
+    compose,
+    rules,
+)
+from keras_transformer.text.vocabulary import (
     NORMAL,
     RESERVED_IDS,
     RESERVED_TOKENS,
@@ -46,18 +48,17 @@ _RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}  # of the trainer's o
 # lines without spaces, and a token holds 8,000 bytes, while NFKC makes up to 18 of a character.
 _MAX_LINE_CHARACTERS = 400
 _MAX_BYTES_A_CHARACTER = 4
-_TRAINER_UNKNOWN = "\u2585"  # the trainer skips every line that holds this character
-# What nobody sees gets no token: marks, soft hyphens, zero-width spaces and control characters, of
-# which decoding makes spaces.
-_LINE_SUBSTITUTES = str.maketrans(
-    dict.fromkeys(MARKS + "\xad", "")
-    | dict.fromkeys(CONTROLS + LINE_SEPARATORS + "\u200b" + _TRAINER_UNKNOWN, " ")
-)
+# The trainer skips every line that holds this character: another one, of no text, stands for it.
+_TRAINER_UNKNOWN, _SUBSTITUTE = "\u2585", "\ufdd0"
+# What nobody sees gets no token, except joiners.
+_DROPPED = re.compile(any_of(c for c in IGNORABLE if c not in JOINERS))
+_SPACES = re.compile(any_of(CONTROLS))
+# The trainer drops the names of its tokens from text: they are taken apart.
+_NAMES_OF_TOKENS = re.compile("<(?=(?:pad|unk|s|/s|0x[0-9A-F]{2})>)")
 # Unigram scores are sums over threads, so they depend on this number; fixed, no machine differs.
 _NUM_TRAINER_THREADS = 16
 _ONLY_ERRORS = 2  # log level
 _SCORE_STEP = 1 / 16  # nats
-_LAST_COMPOSED = 0x30000  # Unicode has no character beyond that normalization changes
 
 
 def learn_vocabulary(
@@ -131,7 +132,7 @@ def learn_vocabulary(
     try:
         with _normalization_options(normalization) as normalization_options:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_training_lines(sentences, reader_errors),
+                sentence_iterator=_training_lines(sentences, normalization == "nfc", reader_errors),
                 model_writer=model,
                 model_type=kind,
                 vocab_size=size,
@@ -167,38 +168,9 @@ def _normalization_options(normalization: str) -> Iterator[dict[str, Any]]:
         yield {"normalization_rule_name": _RULE_NAMES[normalization]}
         return
     with tempfile.NamedTemporaryFile("w", encoding="ascii", suffix=".tsv") as file:
-        file.write(nfc_rules())
+        file.write(rules())
         file.flush()
         yield {"normalization_rule_tsv": file.name}
-
-
-@functools.cache
-def nfc_rules() -> str:
-    """Returns Unicode's normalization form C as rules for SentencePiece, which lacks it.
-
-    A vocabulary with these rules composes characters inside an exported graph too. Each line is a
-    spelling, a tab and its normal form, both as hexadecimal code points. A spelling is a character
-    that NFC replaces, or a way to write a composed character: its base, composed with none or some
-    of its marks, then the other marks in any order. Spellings with an intervening mark that
-    composes with nothing are not covered; `unicodedata` normalizes them. One more rule makes a
-    space of a tab, which no model could write: decoding makes spaces of control characters.
-    """
-    compose = functools.partial(unicodedata.normalize, "NFC")
-    rules = {"\t": " "}
-    for character in map(chr, itertools.chain(range(0xD800), range(0xE000, _LAST_COMPOSED))):
-        if (composed := compose(character)) != character:
-            rules[character] = composed
-            continue
-        base, *marks = list(unicodedata.normalize("NFD", character))
-        for order in itertools.permutations(marks):
-            for count in range(len(order)):
-                spelling = compose(base + "".join(order[:count])) + "".join(order[count:])
-                if compose(spelling) == character:
-                    rules[spelling] = character
-    lines = (
-        "\t".join(" ".join(f"{ord(c):X}" for c in text) for text in rule) for rule in rules.items()
-    )
-    return "".join(f"{line}\n" for line in lines)
 
 
 def _portable(model_bytes: bytes, kind: str) -> bytes:
@@ -213,6 +185,8 @@ def _portable(model_bytes: bytes, kind: str) -> bytes:
     """
     model = model_message().FromString(model_bytes)
     model.normalizer_spec.ClearField("normalization_rule_tsv")
+    for piece in model.pieces:
+        piece.piece = piece.piece.replace(_SUBSTITUTE, _TRAINER_UNKNOWN)
     if kind == "unigram":
         for piece in model.pieces:
             piece.score = round(piece.score / _SCORE_STEP) * _SCORE_STEP
@@ -235,16 +209,21 @@ def _sample(sentences: Iterable[Text], count: int, seed: int) -> list[Text]:
     return [sentence for _, sentence in heapq.nsmallest(count, keyed())]
 
 
-def _training_lines(sentences: Iterable[Text], errors: list[Exception]) -> Iterator[str]:
-    """Yields sentences in a form that the trainer does not skip, cut before spaces if too long.
+def _training_lines(
+    sentences: Iterable[Text], composes: bool, errors: list[Exception]
+) -> Iterator[str]:
+    """Yields sentences in a form that the trainer does not skip, split before spaces if too long.
 
-    Errors of reading are kept in `errors`, since the trainer passes on only their text.
+    They are normalized as `Vocabulary.visible` does where no token is known. Errors of reading are
+    kept in `errors`, since the trainer passes on only their text.
     """
     try:
         for sentence in sentences:
             sentence = as_text(sentence)
             check_unicode("text", sentence)
-            line = sentence.translate(_LINE_SUBSTITUTES)
+            line = _SPACES.sub(" ", _DROPPED.sub("", sentence))
+            line = compose(line) if composes else line
+            line = _NAMES_OF_TOKENS.sub("< ", line).replace(_TRAINER_UNKNOWN, _SUBSTITUTE)
             start = 0
             while len(line) - start > _MAX_LINE_CHARACTERS:
                 limit = start + _MAX_LINE_CHARACTERS

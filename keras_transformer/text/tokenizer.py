@@ -25,7 +25,8 @@ import tensorflow_text as tf_text
 
 from keras_transformer.config import BOS_ID, EOS_ID, LANGUAGE_CODE, PAD_ID, UNK_ID, WORD_START
 from keras_transformer.files import CONTROL_CHARACTERS
-from keras_transformer.text.vocabulary import INVISIBLE, Vocabulary
+from keras_transformer.text.normalization import NOTHING_VISIBLE
+from keras_transformer.text.vocabulary import Vocabulary
 
 _UNKNOWN_CODE = "\U0010fffd"  # for private use: no vocabulary has it
 
@@ -97,12 +98,16 @@ class Tokenizer(tf.Module):
         return self._visible(tf.strings.substr(text, 0, limit, unit="UTF8_CHAR"))
 
     def _visible(self, text: tf.Tensor) -> tf.Tensor:
-        """Returns text [B] without invisible characters and with its language code apart.
+        """Returns text [B] as `Vocabulary.visible` does, with its language code apart.
 
         A graph shares its batch between requests, so an unknown code is no error as it is in
         `Vocabulary.encode`, but an unknown token.
         """
-        text = self._without_invisible(text)
+        dropped = f"^{NOTHING_VISIBLE}$|{self.vocabulary.dropped_pattern}"
+        text = tf.strings.regex_replace(text, dropped, "")
+        text = tf.strings.regex_replace(text, self.vocabulary.space_pattern, " ")
+        if self.vocabulary.composes:
+            text = tf_text.normalize_utf8(text, "NFC")
         codes = self.vocabulary.language_codes  # without :=, which AutoGraph cannot read
         if not codes:
             return text
@@ -114,14 +119,6 @@ class Tokenizer(tf.Module):
             tf.strings.regex_replace(text, start, r"\1 "),
             tf.strings.regex_replace(text, start, f"{_UNKNOWN_CODE} "),
         )
-
-    def _without_invisible(self, text: tf.Tensor) -> tf.Tensor:
-        """Returns text [B] as `Vocabulary.without_invisible` does."""
-        spaces, dropped = self.vocabulary.invisible_characters
-        nothing_visible = f"^{_any_of(INVISIBLE)}+$"
-        pattern = f"{nothing_visible}|{_any_of(dropped)}" if dropped else nothing_visible
-        text = tf.strings.regex_replace(text, pattern, "")
-        return tf.strings.regex_replace(text, _any_of(spaces), " ") if spaces else text
 
     def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         if self.vocabulary.cuts_words_apart:
@@ -207,11 +204,6 @@ class Tokenizer(tf.Module):
             out_type=tf.string if self.vocabulary.looks_up_runs else tf.int32,
             name=f"sentencepiece_{self.vocabulary.fingerprint}",
         )
-
-
-def _any_of(characters: str) -> str:
-    """Returns a pattern of RE2 that matches any of the characters."""
-    return "[" + "".join(rf"\x{{{ord(character):X}}}" for character in characters) + "]"
 
 
 def with_eos(tokens: tf.RaggedTensor, max_tokens: int | None = None) -> tf.Tensor:

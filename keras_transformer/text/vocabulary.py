@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 import sentencepiece
@@ -22,21 +22,19 @@ from typing_extensions import Self
 from keras_transformer.config import BOS_ID, EOS_ID, LANGUAGE_CODE, PAD_ID, UNK_ID, WORD_START
 from keras_transformer.errors import InputError, as_text, check_unicode, writing
 from keras_transformer.files import local_path, replace_control_characters, write_atomically
+from keras_transformer.text.normalization import (
+    IGNORABLE,
+    NOTHING_VISIBLE,
+    SPACES,
+    any_of,
+    compose,
+)
 
 Text: TypeAlias = str | bytes  # TensorFlow Datasets gives bytes
 
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
 RESERVED_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")  # SentencePiece's names
-# Characters that nobody sees: those that separate words, a soft hyphen, marks of direction and of
-# the order of bytes, and joiners, which Persian and emoji need.
-CONTROLS = "".join(map(chr, (*range(0x20), *range(0x7F, 0xA0))))
-LINE_SEPARATORS = "\u2028\u2029"
-_SPACES = "\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200C))) + "\u202f\u205f\u3000"
-_SPACES += CONTROLS + LINE_SEPARATORS
-_SOFT_HYPHEN = "\xad"
-MARKS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060\u2066\u2067\u2068\u2069\ufeff"
-_JOINERS = "\u200c\u200d"
-INVISIBLE = f" {WORD_START}{_SPACES}{_SOFT_HYPHEN}{MARKS}{_JOINERS}"
+_NOTHING_VISIBLE = re.compile(NOTHING_VISIBLE)
 # SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
 _SEED_IN_USE = threading.Lock()
 
@@ -128,43 +126,57 @@ class Vocabulary:
         return max(map(len, self._all_pieces))
 
     @functools.cached_property
-    def invisible_characters(self) -> tuple[str, str]:
-        """The characters that are read as spaces, and those that are dropped.
+    def composes(self) -> bool:
+        """Whether text is read in Unicode's normalization form C, as the model's own rules have it.
 
-        They would be unknown tokens, which change a translation: spaces, control characters and
-        soft hyphens of which no token has any. Marks of direction and of the order of bytes are
-        always dropped. Characters that the model normalizes by itself are left to it.
+        They cannot put marks in order. Other rules, and models without any, get text as it is.
         """
-        pieces = enumerate(self._all_pieces)
-        used = (piece for id_, piece in pieces if not self._processor.is_unused(id_))
-        known = set("".join(used))
-        forms = {c: self._normal_form(c) for c in _SPACES + _SOFT_HYPHEN + MARKS}
-        forms = {c: form for c, form in forms.items() if form}
-        unknown = {c for c, form in forms.items() if not known & form}
-        spaces = [c for c in _SPACES if c in unknown]
-        dropped = [c for c in forms if c in MARKS or (c == _SOFT_HYPHEN and c in unknown)]
-        return "".join(spaces), "".join(dropped)
-
-    def _normal_form(self, character: str) -> set[str]:
-        """Returns the characters that normalization makes of one, spaces aside."""
-        normal = self._processor.normalize(f"1{character}1")
-        return set(normal.replace(WORD_START, "").strip("1")) - {" "}
+        return self._processor.normalize(["1e\u03011", "1ﬁ1"]) == ["▁1é1", "▁1ﬁ1"]
 
     @functools.cached_property
-    def _substitutes(self) -> tuple[re.Pattern[str], dict[str, str]]:
-        """A pattern of the `invisible_characters`, and what each becomes."""
-        spaces, dropped = self.invisible_characters
-        substitutes = dict.fromkeys(spaces, " ") | dict.fromkeys(dropped, "")
-        pattern = f"[{re.escape(''.join(substitutes))}]" if substitutes else "(?!)"  # none
-        return re.compile(pattern), substitutes
+    def dropped_pattern(self) -> str:
+        """A pattern of the `IGNORABLE` characters that no token has, which are dropped.
 
-    def without_invisible(self, text: str) -> str:
-        """Returns a text without `invisible_characters`; a text of nothing visible is empty."""
-        if not text.strip(INVISIBLE):
+        They would be unknown tokens, which change a translation.
+        """
+        return any_of(self._unknown(IGNORABLE))
+
+    @functools.cached_property
+    def space_pattern(self) -> str:
+        """A pattern of the `SPACES` that no token has, which are read as " "."""
+        return any_of([" ", *self._unknown(SPACES)])
+
+    def _unknown(self, characters: Sequence[str]) -> list[str]:
+        """Returns the characters whose normal form is in no token.
+
+        Unless the vocabulary `composes`, characters that its rules drop are left to these.
+        """
+        tokens = enumerate(self._all_pieces)
+        known = set("".join(token for id_, token in tokens if not self._processor.is_unused(id_)))
+        if self.composes:
+            return [c for c in characters if compose(c) not in known]
+        forms = self._processor.normalize([f"1{c}1" for c in characters])
+        forms = [set(form.replace(WORD_START, "").strip("1")) - {" "} for form in forms]
+        return [c for c, form in zip(characters, forms, strict=True) if form and not known & form]
+
+    @functools.cached_property
+    def _substitutes(self) -> list[tuple[re.Pattern[str], str]]:
+        return [(re.compile(self.dropped_pattern), ""), (re.compile(self.space_pattern), " ")]
+
+    def visible(self, text: str) -> str:
+        """Returns a text as the model reads it; `Tokenizer` does the same in a graph.
+
+        Characters of `dropped_pattern` are dropped, those of `space_pattern` become " ", and if the
+        vocabulary `composes`, the rest has normalization form C. A text of nothing visible is
+        empty.
+        """
+        if text.isascii() and text.isprintable():
+            return text
+        if _NOTHING_VISIBLE.fullmatch(text):
             return ""
-        # Most texts have none: `str.translate` would take 17 times as long for these.
-        pattern, substitutes = self._substitutes
-        return pattern.sub(lambda match: substitutes[match[0]], text)
+        for pattern, substitute in self._substitutes:
+            text = pattern.sub(substitute, text)
+        return compose(text) if self.composes else text
 
     @functools.cached_property
     def language_codes(self) -> tuple[str, ...]:
@@ -209,7 +221,7 @@ class Vocabulary:
 
         Args:
             texts: any number of sentences, str or UTF-8 in bytes; "▁" in them counts as a space.
-                See `invisible_characters` for others that do, or that are dropped. A language code
+                See `visible` for what is dropped and composed. A language code
                 that begins a text may follow spaces, and needs none after it.
             max_tokens: the most ids of a text, the rest of which is not read, see `max_characters`;
                 None for all.
@@ -221,9 +233,7 @@ class Vocabulary:
         """
         check_not_one_text(texts)
         limit = None if max_tokens is None else self.max_characters(max_tokens)
-        sentences = [
-            self.with_code_apart(self.without_invisible(as_text(text)[:limit])) for text in texts
-        ]
+        sentences = [self.with_code_apart(self.visible(as_text(text)[:limit])) for text in texts]
         try:
             ids = self._encode(sentences, num_threads)
         except Exception:
@@ -256,8 +266,9 @@ class Vocabulary:
     def normalize(self, text: str) -> str:
         """Returns the text as decoding gives it back where every character is known."""
         check_unicode("text", text)
-        visible = self.without_invisible(text)
-        normalized = self._processor.normalize(visible).replace(WORD_START, " ").lstrip(" ")
+        normalized = (
+            self._processor.normalize(self.visible(text)).replace(WORD_START, " ").lstrip(" ")
+        )
         return replace_control_characters(normalized)
 
     def normalization_changes(self, texts: Iterable[str]) -> tuple[int, list[tuple[str, str]]]:
@@ -325,14 +336,16 @@ def _squeezed(text: str) -> str:
 
 
 def check_not_one_text(texts: Iterable[Text]) -> None:
-    """Raises `InputError` for one string where a sequence of them is meant."""
+    """Raises `InputError` for one string, a dictionary or a set where a sequence is meant."""
     if isinstance(texts, str | bytes):
         raise InputError(f"expected a sequence of sentences, got one: {texts[:40]!r}; use a list")
+    if isinstance(texts, Mapping | Set):
+        raise InputError(f"expected a sequence of sentences, got a {type(texts).__name__}")
 
 
 def check_language_code(text: str, codes: Sequence[str]) -> None:
     """Raises `InputError` if a text begins with a language code and a model has only others."""
-    match = re.match(LANGUAGE_CODE, text.lstrip(INVISIBLE)) if codes else None
+    match = re.match(f"(?:{NOTHING_VISIBLE})?{LANGUAGE_CODE}", text) if codes else None
     if match is None or match[1] in codes:
         return
     names = {code[2:-2]: code for code in codes}

@@ -175,7 +175,7 @@ TWO = ["two", "three"]
         ),
         (lambda local: local.translate(TWO, max_length=2.5), "max_length must .*, got 2.5"),
         (lambda local: local.translate(TWO, banned_phrases="a\n" * 257), "at most 256, got 257"),
-        (lambda local: local.translate([2]), "sentences must be text, got 2"),
+        (lambda local: local.translate([2]), "sentences must be a string, got 2"),
         (lambda local: local.score("two", TWO), "source must be a list of sentences, got one: 'tw"),
         (lambda local: local.align(TWO, "zwei"), "target must be a list of sentences, got one"),
         (lambda local: local.align(TWO, ["zwei"]), "must have as many sentences, got 2 and 1"),

@@ -61,6 +61,13 @@ def test_unknown_tokens_of_a_prefix_stay(translate_unknowns):
     assert text == "⁇ Zoë Владимир"
 
 
+def test_sentence_of_unknown_tokens_alone_comes_back(make_translator):
+    sentences = ["😀", " Москва,  木木\x07木 ", "😀 sun"]
+    *copied, other = _texts(make_translator().translate(sentences))
+    assert copied == ["😀", "Москва,  木木 木"] and other != "😀"
+    assert _texts(make_translator(replace_unknowns=False).translate(sentences))[0] != "😀"
+
+
 def test_copied_words_have_no_control_characters_and_are_utf8(translate_unknowns, make_translator):
     assert translate_unknowns(["sun Влад\x1bимир", "sun \x07"]) == ["Влад имир", "⁇"]
     translator = make_translator()
