@@ -160,8 +160,8 @@ class Vocabulary:
         return [c for c, form in zip(characters, forms, strict=True) if form and not known & form]
 
     @functools.cached_property
-    def _substitutes(self) -> list[tuple[re.Pattern[str], str]]:
-        return [(re.compile(self.dropped_pattern), ""), (re.compile(self.space_pattern), " ")]
+    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        return re.compile(self.dropped_pattern), re.compile(self.space_pattern)
 
     def visible(self, text: str) -> str:
         """Returns a text as the model reads it; `Tokenizer` does the same in a graph.
@@ -174,8 +174,10 @@ class Vocabulary:
             return text
         if _NOTHING_VISIBLE.fullmatch(text):
             return ""
-        for pattern, substitute in self._substitutes:
-            text = pattern.sub(substitute, text)
+        dropped, spaces = self._patterns
+        text = dropped.sub("", text)
+        if not text.isprintable():  # all spaces but one are not: most texts have no other
+            text = spaces.sub(" ", text)
         return compose(text) if self.composes else text
 
     @functools.cached_property
