@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import importlib.metadata
-import multiprocessing.connection
 import os
 import pathlib
 import platform
@@ -180,34 +179,3 @@ def noted_signals() -> Iterator[list[signal.Signals]]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def without_ctrl_c() -> Iterator[None]:
-    """Protects processes that the block starts from Ctrl-C until they call `end_with_parent`.
-
-    In this process it takes effect after the block.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def end_with_parent() -> None:
-    """Ends this process of `multiprocessing` when its parent is killed.
-
-    Ctrl-C, which reaches both, ends it without a traceback.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()

@@ -304,6 +304,10 @@ def test_corpora_are_counted():
     files = dict(train_source="a.en, b.en", train_target="a.de,b.de", train_file="c.tsv")
     data = DataConfig(**files, dataset="d/en-de")
     assert data.num_corpora == 4
+    files = dict(train_source="a.en*3,b.en", train_target="a.de*3,b*de", dataset="d/en-de*2")
+    assert DataConfig(**files).num_corpora == 6
+    with pytest.raises(InputError, match="the same number of files"):
+        DataConfig(**files | {"train_target": "a.de,b.de"})
 
 
 @pytest.mark.parametrize(

@@ -73,12 +73,6 @@ _CACHE_DIR = command_flags.define_path(
     None,
     "Folder for the tokenized text, which several runs may share. Default: <run_dir>/tokens.",
 )
-_BEAM_OPTIONS = flags.DEFINE_string(
-    "beam_options",
-    None,
-    'Tokenize in an Apache Beam pipeline with these options, for example "--runner=FlinkRunner '
-    '--flink_master=host:8081"; needs the extra beam and a file system that all workers share.',
-)
 flags.DEFINE_enum(
     "preset",
     settings.DEFAULT_PRESET,
@@ -137,7 +131,6 @@ def main(arguments: list[str]) -> None:
         configs,
         strategy=strategy,
         cache_dir=_CACHE_DIR.value,
-        beam_options=_BEAM_OPTIONS.value,
         say=_say,
     )
     if distribution.value_of_chief(strategy, run.is_finished()):  # for all workers

@@ -1,8 +1,6 @@
 """Where sentence pairs come from, and how they are tokenized."""
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from typing import Literal
 
 from keras_transformer.config.options import JsonConfig, option
@@ -225,21 +223,10 @@ class DataConfig(JsonConfig):
         return self.share_vocabulary and self.target_vocabulary is None and source == target
 
 
-def check_mix_weights(weights: Sequence[float], num_corpora: int, text: str) -> None:
-    """Raises `InputError` unless there is one positive weight for each corpus.
-
-    Args:
-        weights: of the corpora, in order.
-        num_corpora: the number of corpora.
-        text: the weights as the user wrote them.
-    """
-    if len(weights) != num_corpora or not all(0 < x < math.inf for x in weights):
-        raise InputError(
-            f"mix_weights must be one positive number per corpus ({num_corpora} here), "
-            f"separated by commas, got {text}"
-        )
-
-
 def split_list(text: str | None) -> list[str]:
-    """Returns the entries of a comma-separated list; none for None."""
-    return [entry.strip() for entry in text.split(",")] if text else []
+    """Returns the entries of a comma-separated list; "a.en*3" stands for three times "a.en"."""
+    entries = []
+    for entry in map(str.strip, text.split(",") if text else ()):
+        name, _, times = entry.rpartition("*")
+        entries += [name] * int(times) if name and times.isdecimal() else [entry]
+    return entries

@@ -24,12 +24,11 @@ from keras_transformer.data.corpus import (
     read_parallel,
 )
 from keras_transformer.data.datasets import DatasetSplit
-from keras_transformer.data.token_cache import ApacheBeamShards, cached_corpus
+from keras_transformer.data.token_cache import cached_corpus
 
 __all__ = [
     "MAX_COMPILED_SHAPES",
     "MAX_SHAPES",
-    "ApacheBeamShards",
     "AugmentedPairs",
     "Batch",
     "BatchPlan",

@@ -6,13 +6,13 @@ memory. The token ids are in four flat arrays: with offsets they hold half a bil
 are sliced without a Python object for each sentence, and can be memory-mapped files (see
 `token_cache.py`).
 
-Shapes: N pairs of sentences from P corpora.
+Shapes: N pairs of sentences.
 """
 
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -84,16 +84,14 @@ class FilePair:
         return {"kind": "file pair", "files": files}
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        source, target = iterate_lines(self.source), iterate_lines(self.target)
-        for count, (left, right) in enumerate(itertools.zip_longest(source, target)):
-            if left is None or right is None:
-                longer = count + 1 + sum(1 for _ in (target if left is None else source))
-                lines = (count, longer) if left is None else (longer, count)
+        pairs = itertools.zip_longest(iterate_lines(self.source), iterate_lines(self.target))
+        for count, (source, target) in enumerate(pairs):
+            if source is None or target is None:
+                shorter = self.source if source is None else self.target
                 raise InputError(
-                    f"parallel files must have the same number of lines: {self.source} has "
-                    f"{lines[0]} and {self.target} has {lines[1]}; align them first"
+                    f"{self} must have the same number of lines; {shorter} has only {count}"
                 )
-            yield left, right
+            yield source, target
 
 
 class TsvFile(PairFile):
@@ -110,8 +108,7 @@ class TsvFile(PairFile):
             if len(targets) != 1:
                 raise InputError(
                     f"{self.path}, line {number}: expected a sentence, one tab and its "
-                    f"translation, got {len(targets)} tabs; fix the line, or if each line has more "
-                    f"columns, keep two: cut -f1,2 {self.path} > pairs.tsv"
+                    f"translation, got {len(targets)} tabs; to keep two columns: cut -f1,2"
                 )
             yield source, targets[0]
 
@@ -119,57 +116,6 @@ class TsvFile(PairFile):
 def read_parallel(source_path: Path, target_path: Path) -> ParallelText:
     """Reads two files whose lines translate each other; errors as in `FilePair`."""
     return ParallelText.from_pairs(FilePair(source_path, target_path))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LengthFilter:
-    """Drops pairs by their number of tokens, without BOS and EOS.
-
-    Attributes:
-        max_length: pairs with more tokens on a side are dropped; None keeps all.
-        max_length_ratio: pairs are dropped if one side has more than this many times the tokens of
-            the other; None keeps all. Pairs with an empty side are always dropped.
-
-    Example:
-        >>> keep, dropped = LengthFilter(max_length=9)(np.array([5, 10]), np.array([0, 4]))
-        >>> keep.tolist(), dropped
-        ([False, False], {'empty': 1, 'too long': 1, 'length ratio': 0})
-    """
-
-    max_length: int | None = None
-    max_length_ratio: float | None = None
-
-    def __call__(
-        self, source_lengths: npt.NDArray[np.integer], target_lengths: npt.NDArray[np.integer]
-    ) -> tuple[npt.NDArray[np.bool_], dict[str, int]]:
-        """Returns which of N pairs to keep, bool [N], and the others' number by first reason."""
-        shorter = np.minimum(source_lengths, target_lengths)
-        longer = np.maximum(source_lengths, target_lengths)
-        reasons = {
-            "empty": shorter == 0,
-            "too long": longer > (self.max_length or np.inf),
-            "length ratio": longer / np.maximum(shorter, 1) > (self.max_length_ratio or np.inf),
-        }
-        keep = np.ones(len(shorter), bool)
-        dropped = {}
-        for reason, applies in reasons.items():
-            dropped[reason] = int(np.count_nonzero(keep & applies))
-            keep &= ~applies
-        return keep, dropped
-
-    def nothing_left(self, dropped: dict[str, int], text: str = "") -> InputError:
-        """Returns the error for a text of which every pair was dropped."""
-        reasons = [f"{dropped['empty']} have an empty side"]
-        if self.max_length is not None:
-            reasons.append(f"{dropped['too long']} are longer than {self.max_length} tokens")
-        if self.max_length_ratio is not None:
-            reasons.append(
-                f"{dropped['length ratio']} have a length ratio above {self.max_length_ratio}"
-            )
-        return InputError(
-            f"no pair of sentences is left of {sum(dropped.values())}{text and f' in {text}'}: "
-            + ", ".join(reasons)
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,7 +126,6 @@ class TokenizedCorpus:
         source_ids, target_ids: int32, or uint16 in files; all sentences of a side concatenated,
             each ended by EOS_ID.
         source_offsets, target_offsets: int64 [N + 1], where each sentence begins.
-        part_offsets: int64 [P + 1]: pairs part_offsets[p]:part_offsets[p + 1] are of corpus p.
         dropped: number of dropped pairs by reason.
         text: a digest of the text, None if it is not from a token cache.
 
@@ -194,7 +139,6 @@ class TokenizedCorpus:
     source_offsets: npt.NDArray[np.int64]
     target_ids: npt.NDArray[np.integer]
     target_offsets: npt.NDArray[np.int64]
-    part_offsets: npt.NDArray[np.int64]
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     text: str | None = None
 
@@ -209,12 +153,14 @@ class TokenizedCorpus:
         may_be_empty: bool = False,
         name: str = "",
     ) -> "TokenizedCorpus":
-        """Packs sentences, and drops pairs that cannot be trained on.
+        """Packs sentences, and drops pairs that cannot be trained on: those with an empty side.
 
         Args:
             source: token ids of each sentence, without BOS and EOS.
             target: the same for the translations, in the same order.
-            max_length, max_length_ratio: see `LengthFilter`.
+            max_length: pairs with more tokens on a side are dropped; None keeps all.
+            max_length_ratio: pairs are dropped if one side has more than this many times the tokens
+                of the other; None keeps all.
             may_be_empty: accept a corpus of which no pair is left.
             name: of the text, for the error otherwise.
 
@@ -225,11 +171,20 @@ class TokenizedCorpus:
             raise InputError(
                 f"source and target must pair up, got {len(source)} and {len(target)} sentences"
             )
-        length_filter = LengthFilter(max_length=max_length, max_length_ratio=max_length_ratio)
         source_lengths, target_lengths = _lengths(source), _lengths(target)
-        keep, dropped = length_filter(source_lengths, target_lengths)
+        shorter = np.minimum(source_lengths, target_lengths)
+        longer = np.maximum(source_lengths, target_lengths)
+        reasons = {
+            "empty": shorter == 0,
+            "too long": longer > (max_length or np.inf),
+            "length ratio": longer / np.maximum(shorter, 1) > (max_length_ratio or np.inf),
+        }
+        keep, dropped = np.ones(len(source), bool), {}
+        for reason, applies in reasons.items():
+            dropped[reason] = int(np.count_nonzero(keep & applies))
+            keep &= ~applies
         if not keep.any() and not may_be_empty:
-            raise length_filter.nothing_left(dropped, name)
+            raise nothing_left(dropped, name)
         source_ids, source_offsets = _concatenate(itertools.compress(source, keep))
         target_ids, target_offsets = _concatenate(itertools.compress(target, keep))
         return cls(
@@ -237,7 +192,6 @@ class TokenizedCorpus:
             source_offsets=source_offsets,
             target_ids=target_ids,
             target_offsets=target_offsets,
-            part_offsets=np.array([0, np.count_nonzero(keep)]),
             dropped=dropped,
         )
 
@@ -249,6 +203,13 @@ class TokenizedCorpus:
         """Returns the source and target tokens of some pairs, by default all, EOS included."""
         source, target = self.source_offsets, self.target_offsets
         return source[1:][pairs] - source[:-1][pairs], target[1:][pairs] - target[:-1][pairs]
+
+
+def nothing_left(dropped: Mapping[str, int], name: str = "") -> InputError:
+    """Returns the error for a text of which every pair was dropped, by reason."""
+    reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
+    of = f"{sum(dropped.values())} in {name}" if name else str(sum(dropped.values()))
+    return InputError(f"no pair of sentences is left of {of}: {reasons}")
 
 
 def pad_ids(ids: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
@@ -302,7 +263,6 @@ def _flatten(sentences: Iterable[Sequence[int]], count: int) -> npt.NDArray[np.i
 def learn_from_corpus(
     sources: Sequence[PairSource],
     sides: Sequence[int] = (0, 1),
-    change: Callable[[str], str] = str,
     **options: Any,
 ) -> Vocabulary:
     """Learns one vocabulary from a corpus, or from a million of its sentences.
@@ -310,7 +270,6 @@ def learn_from_corpus(
     Args:
         sources: the text.
         sides: 0 to learn from sources, 1 from targets, or both.
-        change: what is done to each sentence first.
         **options: of `learn_vocabulary`, such as size and kind.
 
     Raises:
@@ -319,5 +278,5 @@ def learn_from_corpus(
     for source in sources:
         _ = source.identity  # raises for a pipe, which cannot be read twice
     pairs = itertools.chain.from_iterable(sources)
-    sentences = (change(pair[side]) for pair in pairs for side in sides)
+    sentences = (pair[side] for pair in pairs for side in sides)
     return learn_vocabulary(sentences, max_sentences=MAX_SENTENCES, **options)

@@ -1,7 +1,7 @@
 """Text to ids and back: a learned subword vocabulary, outside the graph and inside it."""
 
-from keras_transformer.text.learning import extend_vocabulary, learn_vocabulary
+from keras_transformer.text.learning import learn_vocabulary
 from keras_transformer.text.tokenizer import Tokenizer
 from keras_transformer.text.vocabulary import SubwordSampler, Vocabulary
 
-__all__ = ["SubwordSampler", "Tokenizer", "Vocabulary", "extend_vocabulary", "learn_vocabulary"]
+__all__ = ["SubwordSampler", "Tokenizer", "Vocabulary", "learn_vocabulary"]

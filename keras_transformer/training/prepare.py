@@ -16,7 +16,6 @@ from keras_transformer.config import (
 )
 from keras_transformer.config.search import MAX_TOKENS
 from keras_transformer.data import (
-    ApacheBeamShards,
     AugmentedPairs,
     PairSource,
     ParallelText,
@@ -43,7 +42,6 @@ def training_corpus(
     progress: Callable[[int], None] = lambda num_pairs: None,
     *,
     keep_others: bool = True,
-    beam: ApacheBeamShards | None = None,
     task: Task = _TRANSLATION,
 ) -> TokenizedCorpus:
     """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
@@ -59,7 +57,6 @@ def training_corpus(
         max_length_ratio=data.max_length_ratio,
         progress=progress,
         keep_others=keep_others,
-        make_shards=beam,
     )
 
 
@@ -91,7 +88,7 @@ def tokenize(
     Args:
         text: the text.
         vocabularies: of source and target.
-        max_length: see `LengthFilter`.
+        max_length: see `TokenizedCorpus.from_ids`.
         name: of the text, for the error.
 
     Raises:

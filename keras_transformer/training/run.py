@@ -21,7 +21,6 @@ import fcntl
 import json
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ import tensorflow as tf
 from typing_extensions import Self
 
 from keras_transformer.config import TrainingConfig
-from keras_transformer.data import ApacheBeamShards, ParallelText, TokenizedCorpus
+from keras_transformer.data import ParallelText, TokenizedCorpus
 from keras_transformer.errors import InputError, NotRegisteredError, writing
 from keras_transformer.files import Path, local_path, write_atomically
 from keras_transformer.models import Seq2SeqModel, build_model
@@ -412,7 +411,6 @@ class RunDirectory:
         vocabularies: tuple[Vocabulary, Vocabulary] | None = None,
         *,
         cache_dir: Path | None = None,
-        beam_options: str | None = None,
         say: Say = lambda line: None,
     ) -> TokenizedCorpus:
         """Returns the text that the run trains on, from its token cache or tokenized now.
@@ -421,7 +419,6 @@ class RunDirectory:
             configs, vocabularies: of a run that is being created; None means those of this one.
             cache_dir: folder for the tokenized text, which runs may share; None means one in the
                 run directory.
-            beam_options: of an Apache Beam pipeline that tokenizes; None means no pipeline.
             say: receives lines about the progress.
         """
         configs = configs or self.configs()
@@ -431,7 +428,6 @@ class RunDirectory:
             self.path / "tokens" if cache_dir is None else local_path(cache_dir),
             lambda pairs: say(f"Tokenizing: {pairs:,} pairs ..."),
             keep_others=cache_dir is not None,
-            beam=ApacheBeamShards(shlex.split(beam_options)) if beam_options else None,
             task=configs.task,
         )
         for reason, count in corpus.dropped.items():
@@ -517,7 +513,7 @@ def prepare_run(
         run: exists or not.
         configs: from now on.
         strategy: from `make_strategy`.
-        **options: cache_dir, beam_options and say of `RunDirectory.corpus`.
+        **options: cache_dir and say of `RunDirectory.corpus`.
 
     Raises:
         InputError: the text cannot be used, the run was created with other settings, or the

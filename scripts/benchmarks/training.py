@@ -273,7 +273,6 @@ def measure_plan(folder: pathlib.Path, pairs: int, whole_epoch: bool) -> Iterato
         source_offsets=source,
         target_ids=no_ids,
         target_offsets=target,
-        part_offsets=np.array([0, pairs]),
     )
 
     def begin(max_shapes: int) -> BatchPlan:

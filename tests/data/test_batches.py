@@ -1,4 +1,4 @@
-"""Batches of ids: shapes, the plan of an epoch, mixing, arrays."""
+"""Batches of ids: shapes, the plan of an epoch, arrays."""
 
 import itertools
 import pathlib
@@ -16,13 +16,12 @@ from keras_transformer.errors import InputError
 DATA = pathlib.Path(__file__).parent / "text"
 
 
-def corpus_of(source, target, parts=()):
+def corpus_of(source, target):
     """A corpus of the given lengths, EOS included, with made-up ids."""
     source, target = (np.cumsum([0, *side]) for side in (source, target))
     return TokenizedCorpus(
         source_ids=np.full(source[-1], 5, np.uint16), source_offsets=source,
         target_ids=np.full(target[-1], 5, np.uint16), target_offsets=target,
-        part_offsets=np.cumsum([0, *(parts or [len(source) - 1])]),
     )  # fmt: skip
 
 
@@ -129,26 +128,26 @@ def test_no_more_shapes_than_needed():
 # The plan of an epoch; a corpus of several windows too
 
 
-SIZES = (7000, 3000)
+PAIRS = 10_000
 
 
 @pytest.fixture(params=[1, 5], ids=["one_window", "five_windows"])
 def plan(request, monkeypatch):
     if request.param > 1:
         monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
-    corpus = corpus_of(*correlated_lengths(sum(SIZES)), SIZES)
-    assert module.count_windows(corpus.part_offsets) == request.param
+    corpus = corpus_of(*correlated_lengths(PAIRS))
+    assert module.count_windows(PAIRS) == request.param
     return BatchPlan(corpus, batch_tokens=512)
 
 
 def test_every_pair_occurs_once_and_fits_its_batch(plan):
-    source, target = correlated_lengths(sum(SIZES))
+    source, target = correlated_lengths(PAIRS)
     assert plan.real_share > (0.93 if len(plan._batches) == 1 else 0.87)  # windows are tiny here
     for seed in (0, 1):
         planned = list(plan.epoch(2, seed=seed))
         assert len(planned) == plan.batches_per_epoch
         assert {shape for shape, _ in planned} == set(plan.shapes)
-        assert sorted(order(planned).tolist()) == list(range(sum(SIZES)))
+        assert sorted(order(planned).tolist()) == list(range(PAIRS))
         for shape, pairs in planned:
             assert 0 < len(pairs) <= shape.rows
             assert source[pairs].max() <= shape.source_length
@@ -185,13 +184,11 @@ def test_epoch_goes_on_from_any_batch(plan, place):
     assert order(rest).tolist() == order(whole[place:]).tolist()
 
 
-def test_windows_spread_over_each_corpus(monkeypatch):
+def test_windows_spread_over_the_corpus(monkeypatch):
     monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
-    for part, size in enumerate(SIZES):
-        pieces = [module.pieces_of(window, part, np.cumsum([0, *SIZES])) for window in range(5)]
-        windows = [np.r_[tuple(each)] for each in pieces]
-        assert max(map(len, windows)) - min(map(len, windows)) <= 16
-        assert np.diff(windows[3]).max() < 1.1 * size / 16
+    windows = [np.r_[tuple(module.pieces_of(window, PAIRS))] for window in range(5)]
+    assert max(map(len, windows)) - min(map(len, windows)) <= 16
+    assert np.diff(windows[3]).max() < 1.1 * PAIRS / 16
 
 
 def test_planning_goes_through_no_pairs_one_by_one():
@@ -200,36 +197,6 @@ def test_planning_goes_through_no_pairs_one_by_one():
     start = time.process_time()
     next(BatchPlan(corpus, batch_tokens=2048).epoch(1, seed=1))
     assert time.process_time() - start < 1.5  # a loop over a million pairs takes longer
-
-
-# Mixing
-
-
-def mixed(weights, pairs):
-    lengths = np.random.default_rng(5).integers(2, 40, sum(pairs))
-    return BatchPlan(corpus_of(lengths, lengths, pairs), batch_tokens=512, mix_weights=weights)
-
-
-@pytest.mark.parametrize("sizes", [(0, 300), (300, 0), (100, 0, 200)])
-def test_corpus_without_pairs_does_no_harm(sizes):
-    assert sorted(order(mixed(None, sizes).epoch(1, seed=1)).tolist()) == list(range(300))
-
-
-@pytest.mark.parametrize("windows", [1, 3])
-def test_corpora_are_mixed_by_their_weights(monkeypatch, windows):
-    monkeypatch.setattr(module, "WINDOW_PAIRS", 1 + 10_000 // windows)
-    plan = mixed([1, 4], (8000, 2000))
-    seen = np.zeros(10_000, int)
-    for epoch in range(40):
-        planned = list(plan.epoch(epoch, seed=1))
-        assert len(planned) == plan.batches_per_epoch
-        pairs = order(planned)
-        assert abs(len(pairs) - 10_000) <= 5
-        assert abs(np.count_nonzero(pairs < 8000) - 2000) <= 5
-        seen += np.bincount(pairs, minlength=10_000)
-    # 2,000 of 8,000 and 8,000 of 2,000 an epoch, up to the rounding within a box
-    assert 9 <= seen[:8000].min() <= seen[:8000].max() <= 11
-    assert 159 <= seen[8000:].min() <= seen[8000:].max() <= 161
 
 
 # Arrays
@@ -407,14 +374,11 @@ def test_training_is_endless_and_evaluation_keeps_one_order():
         ({"shard": (2, 2), "replicas": 2}, "shard must be the index of a worker"),
         ({"shard": (0, 2)}, "shard must be the index of a worker"),
         ({"batch_tokens": 63}, r"batch_tokens 63 has no room .* \(64 tokens\)"),
-        *(({"mix_weights": weights}, r"one positive number per corpus \(2 here\)")
-          for weights in ([1], [1, 2, 3], [1, 0], [1, -1], [1, float("nan")], [])),
-        ({"mix_weights": [1, 1], "parts": [2, 0]}, "corpus 2 of 2 has no pairs"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_impossible_arguments_are_rejected_at_once(changes, message):
-    corpus = corpus_of([64, 3], [3, 64], changes.pop("parts", [1, 1]))
+    corpus = corpus_of([64, 3], [3, 64])
     with pytest.raises(InputError, match=message):
         training_batches(corpus, **{"batch_tokens": 64, **changes})
 

@@ -1,6 +1,5 @@
 """Parallel text from files, its filter by length, and its token ids in flat arrays."""
 
-import itertools
 import os
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from keras_transformer.config import EOS_ID
 from keras_transformer.data.corpus import (
     FilePair,
-    LengthFilter,
     TokenizedCorpus,
     TsvFile,
     gather_rows,
@@ -28,11 +26,11 @@ def test_parallel_files_keep_blank_lines_in_step(tmp_path):
     assert text.target == ["eins", "zwei", ""]
 
 
-@pytest.mark.parametrize("lines", list(itertools.permutations((2, 3, 7), 2)))
-def test_files_of_different_length_are_an_error_with_counts(tmp_path, lines):
+@pytest.mark.parametrize("lines", [(2, 3), (7, 2)])
+def test_files_of_different_length_are_an_error_with_the_shorter_one(tmp_path, lines):
     for name, count in zip(("en", "de"), lines, strict=True):
         (tmp_path / name).write_text("line\n" * count)
-    with pytest.raises(InputError, match=rf"en has {lines[0]} and .*de has {lines[1]};"):
+    with pytest.raises(InputError, match=f"{'de' if lines[0] > 2 else 'en'} has only 2"):
         read_parallel(tmp_path / "en", tmp_path / "de")
 
 
@@ -45,18 +43,9 @@ def test_tsv_file_has_both_sides_on_each_line_and_can_be_read_again(tmp_path):
 @pytest.mark.parametrize(("line", "tabs"), [("two zwei", 0), ("two\tzwei\tdeux", 2), ("", 0)])
 def test_line_without_exactly_one_tab_is_an_error(tmp_path, line, tabs):
     (tmp_path / "text.tsv").write_text(f"one\teins\n{line}\n")
-    with pytest.raises(
-        InputError, match=rf"text\.tsv, line 2: expected .* got {tabs} tabs; fix the line, or "
-    ):
+    message = rf"text\.tsv, line 2: expected .* got {tabs} tabs; .*: cut -f1,2"
+    with pytest.raises(InputError, match=message):
         list(TsvFile(tmp_path / "text.tsv"))
-
-
-def test_third_column_of_all_lines_is_reported_with_the_way_to_drop_it(tmp_path):
-    (tmp_path / "deu.txt").write_text("Go.\tGeh.\tCC-BY 2.0 (France)\n" * 2)
-    with pytest.raises(
-        InputError, match=r"line 1: .* got 2 tabs; .* keep two: cut -f1,2 .*deu\.txt"
-    ):
-        list(TsvFile(tmp_path / "deu.txt"))
 
 
 def test_identity_depends_on_content_only(tmp_path, monkeypatch):
@@ -76,15 +65,11 @@ def test_identity_depends_on_content_only(tmp_path, monkeypatch):
 def test_pipe_is_an_error(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # without a writer, so that reading it would wait
     (tmp_path / "file").write_text("one\n")
-    message = "pipe is read several times; give a file on disk"
+    message = "pipe is not a file on disk"
     with pytest.raises(InputError, match=message):
         TsvFile(tmp_path / "pipe").identity  # noqa: B018
     with pytest.raises(InputError, match=message):
         learn_from_corpus([FilePair(tmp_path / "file", tmp_path / "pipe")], size=9)
-
-
-SOURCE = np.array([0, 4, 6, 2, 5, 0])
-TARGET = np.array([3, 4, 1, 5, 5, 0])
 
 
 @pytest.mark.parametrize(
@@ -97,20 +82,14 @@ TARGET = np.array([3, 4, 1, 5, 5, 0])
     ],
 )
 def test_pairs_are_dropped_by_length(limits, kept, dropped):
-    keep, counts = LengthFilter(**limits)(SOURCE, TARGET)
-    assert np.flatnonzero(keep).tolist() == kept
-    assert tuple(counts.values()) == dropped
-    assert list(counts) == ["empty", "too long", "length ratio"]
-
-
-def test_error_for_empty_corpus_gives_reasons():
-    dropped = {"empty": 2, "too long": 3, "length ratio": 4}
-    assert str(LengthFilter(max_length=5, max_length_ratio=1.5).nothing_left(dropped, "x.tsv")) == (
-        "no pair of sentences is left of 9 in x.tsv: 2 have an empty side, 3 are longer than "
-        "5 tokens, 4 have a length ratio above 1.5"
+    source, target = (
+        [[9] * n for n in lengths] for lengths in ([0, 4, 6, 2, 5, 0], [3, 4, 1, 5, 5, 0])
     )
-    with pytest.raises(InputError, match="is left of 2: 1 have an empty side, 1 are longer than 1"):
-        TokenizedCorpus.from_ids([[], [5, 5]], [[5], [5]], max_length=1)
+    corpus = TokenizedCorpus.from_ids(source, target, **limits)
+    assert corpus.lengths()[0].tolist() == [len(source[n]) + 1 for n in kept]
+    assert corpus.dropped == dict(zip(("empty", "too long", "length ratio"), dropped, strict=True))
+    with pytest.raises(InputError, match="left of 2 in x: empty 1, too long 1, length ratio 0"):
+        TokenizedCorpus.from_ids([[], [5, 5]], [[5], [5]], max_length=1, name="x")
 
 
 def test_both_sides_end_in_eos_and_unusable_pairs_are_dropped():
@@ -125,7 +104,7 @@ def test_both_sides_end_in_eos_and_unusable_pairs_are_dropped():
     assert corpus.source_ids.dtype == corpus.target_ids.dtype == np.int32
     assert [side.tolist() for side in corpus.lengths()] == [[3, 2], [2, 4]]
     assert [side.tolist() for side in corpus.lengths(np.array([1, 0]))] == [[2, 3], [4, 2]]
-    assert (corpus.part_offsets.tolist(), len(corpus)) == ([0, 2], 2)
+    assert len(corpus) == 2
     with pytest.raises(InputError, match="got 1 and 2 sentences"):
         TokenizedCorpus.from_ids([[5]], [[5], [6]])
 

@@ -12,7 +12,7 @@ import sentencepiece
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
-from keras_transformer.text import Vocabulary, extend_vocabulary, learn_vocabulary
+from keras_transformer.text import Vocabulary, learn_vocabulary
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "text"
 KINDS = ["bpe", "unigram", "char", "word"]
@@ -192,7 +192,6 @@ def test_text_without_characters_is_an_error(kind, sentences):
         ({"character_coverage": 1.5}, "character_coverage must be from 0.98 to 1, got 1.5"),
         ({"size": 1 << 31}, "size must be at most 2,147,483,647, got 2,147,483,648"),
         ({"symbols": ["A", "A"]}, "'▁A' is given twice; remove it"),
-        ({"tokens": ["<s>"]}, "'<s>' is a reserved token; remove it"),
         ({"max_sentences": 0}, "max_sentences must be at least 1, got 0"),
     ],
 )
@@ -282,7 +281,6 @@ def test_sentencepiece_model_with_other_ids_is_rewritten(tmp_path, kind, ids):
     expected = [theirs.id_to_piece(ids) for ids in theirs.encode(sentences, out_type=int)]
     assert [vocabulary.pieces(ids) for ids in vocabulary.encode(sentences)] == expected
     assert vocabulary.decode(vocabulary.encode(SENTENCES)) == SENTENCES
-    assert extend_vocabulary(vocabulary, tokens=["<de>"]).size == vocabulary.size + 1
     vocabulary.save(path)
     assert Vocabulary.load(path).fingerprint == vocabulary.fingerprint
 
