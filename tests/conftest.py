@@ -369,8 +369,7 @@ def exported(once, run_dir, two_best):
     from keras_transformer.training.run import RunDirectory
 
     training = [describe_run(RunDirectory(run_dir), "average")]
-    options = dict(batch_sizes=(1, 8), training=training)
-    return once("exports", lambda folder: export(two_best, folder, **options)) / "1"
+    return once("exports", lambda folder: export(two_best, folder, training=training)) / "1"
 
 
 @pytest.fixture(scope="session")

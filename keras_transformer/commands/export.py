@@ -16,13 +16,7 @@ from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
-from keras_transformer.serving.model_folder import (
-    SERVE_SCRIPT,
-    choose_version,
-    is_served,
-    read_model_card,
-    server_uses_one_dnn,
-)
+from keras_transformer.serving.model_folder import choose_version, read_model_card
 
 if TYPE_CHECKING:
     from keras_transformer.training.run import RunDirectory
@@ -151,18 +145,6 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
     for name, signature in read_model_card(path)["signatures"].items():
         inputs, outputs = (", ".join(signature[side]) for side in ("inputs", "outputs"))
         print(f"{name + ':':<20} {inputs} -> {outputs}")
-    if not is_served(path):
-        print(
-            f"{path.parent / 'models.config'} names the versions to serve, and {path.name} is not "
-            "among them; add it there when it shall answer"
-        )
-    elif path.name != "1":
-        print(f"A model server that reads {path.parent} now loads version {path.name}.")
-    if _PRECISION.value == "bfloat16" and not server_uses_one_dnn(path.parent):
-        print(
-            f"{path.parent / SERVE_SCRIPT} starts the server without oneDNN, with which alone "
-            "bfloat16 is fast; set TF_ENABLE_ONEDNN_OPTS=1 there"
-        )
     return path
 
 

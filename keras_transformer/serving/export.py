@@ -4,8 +4,7 @@ From model to published version, in `export`:
 
 1. `ModelTranslator.signatures` traces the functions to serve, with the matrix of the logits stored,
 2. they are written to a temporary folder, under a module that has the variables alone;
-   `merge_constants` makes the graph smaller, `check_operations` verifies it, then warm-up requests
-   and a model card are added,
+   `merge_constants` makes the graph smaller, then warm-up requests and a model card are added,
 3. `compare_answers` loads the folder in a fresh process and compares its answers with Python's, on
    the CPU: numbers to 1e-4, and translations but for a few near ties; the server's configuration
    files are written beside it,
@@ -27,18 +26,17 @@ from typing import Any
 
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the SavedModel calls)
+from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.config import DataConfig, split_list
 from keras_transformer.errors import InputError
-from keras_transformer.files import atomic_folder, local_path, write_atomically
+from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.host import package_versions
 from keras_transformer.inference import BatchTranslator, ModelTranslator
 from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.serving.checks import (
-    BATCH_SIZES,
     CHECK_TIMEOUT,
     check_installed,
-    check_operations,
     compare_answers,
     make_requests,
     write_requests,
@@ -49,11 +47,9 @@ from keras_transformer.serving.model_folder import (
     check_name,
     check_version,
     choose_version,
-    read_batching,
     read_model_card,
     write_server_files,
 )
-from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import AVERAGE, START
 from keras_transformer.training.metrics import training_cost
 from keras_transformer.training.run import RunDirectory
@@ -66,7 +62,6 @@ def export(
     *,
     name: str | None = None,
     sentences: Sequence[str] = (),
-    batch_sizes: Sequence[int] = BATCH_SIZES,
     training: Sequence[Mapping[str, Any]] = (),
     check_timeout: float = CHECK_TIMEOUT,
     say: Callable[[str], None] = lambda line: None,
@@ -80,12 +75,9 @@ def export(
         translator: what to write.
         folder: the model's folder; created if it does not exist.
         version: a positive number; None means one more than the highest there.
-        name: the model's name in requests and in the folder's `models.config`; by default the
-            folder's name.
+        name: the model's name in requests; by default the folder's name.
         sentences: typical text for the warm-up requests and the check; by default it is generated
             from the vocabulary.
-        batch_sizes: how many sentences each warm-up request has; at most what the batching
-            parameters in the folder allow.
         training: for the model card, `describe_run` of each run whose weights these are.
         check_timeout: seconds that the fresh process may take.
         say: receives lines about the progress.
@@ -102,26 +94,24 @@ def export(
     base = local_path(folder)
     published = base / str(choose_version(base, version, "SavedModel"))
     name = base.resolve().name if name is None else name
-    check_name(base, name)
+    check_name(name)
 
     serving = translator.with_stored_projection()
     signatures = serving.signatures()
-    most_sentences = read_batching(base).get("max_batch_size")
-    requests = make_requests(serving, signatures, sentences, batch_sizes, most_sentences)
+    requests = make_requests(serving, signatures, sentences)
     try:
         with atomic_folder(published) as staging:  # renamed at the end if nothing is raised
             tf.saved_model.save(serving.module(), str(staging), signatures=signatures)
             merge_constants(staging)
-            text_operations = check_operations(staging, allow_xla=serving.xla is not None)
             write_requests(staging, requests, name)
-            card = make_model_card(translator, signatures, text_operations, training)
+            card = make_model_card(translator, signatures, _text_operations(staging), training)
             text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
-            write_atomically(staging / MODEL_CARD, text)
-            sentences_checked = sum(request.size for request in requests)
-            say(f"Checking the answers for {sentences_checked} sentences in a fresh process ...")
+            (staging / MODEL_CARD).write_text(text, encoding="utf-8")
+            num_sentences = sum(request.size for request in requests)
+            say(f"Checking the answers for {num_sentences} sentences in a fresh process ...")
             compare_answers(staging, requests, signatures, check_timeout)
             say("They are those of Python.")
-            one_dnn = card["precision"]["computation"] == "bfloat16"
+            one_dnn = translator.model.dtype_policy.compute_dtype == "bfloat16"
             largest_batch = max(request.size for request in requests)
             write_server_files(base, name, largest_batch, one_dnn=one_dnn)
     except (OSError, tf.errors.OpError) as error:
@@ -170,18 +160,12 @@ def make_model_card(
     operations: list[str],
     training: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Returns the card as values for JSON.
-
-    Args:
-        translator: the model and its search.
-        signatures: the functions that are exported, by name.
-        operations: the names of operations of TensorFlow Text.
-        training: `describe_run` of the runs that the weights are from, several for an ensemble.
-    """
+    """Returns the card as values for JSON; `operations` are those of TensorFlow Text."""
     model = translator.model
     # The other variables are seeds and tables; a stored projection is no weight.
     values = [variable.value for variable in model.variables]
     weights = [value for value in values if value.dtype.is_floating]
+    source, target = translator.source_tokenizer.vocabulary, translator.target_tokenizer.vocabulary
     return {
         "training": list(training),
         "model": model.config.to_dict(),
@@ -192,10 +176,10 @@ def make_model_card(
             "computation": model.dtype_policy.compute_dtype,
         },
         "vocabularies": {
-            "source": _describe_vocabulary(translator.source_tokenizer.vocabulary),
-            "target": _describe_vocabulary(translator.target_tokenizer.vocabulary),
+            side: {"size": vocabulary.size, "sha256": vocabulary.fingerprint}
+            for side, vocabulary in (("source", source), ("target", target))
         },
-        "language_codes": list(translator.source_tokenizer.vocabulary.language_codes),
+        "language_codes": list(source.language_codes),
         "signatures": {
             name: {
                 "inputs": _describe_tensors(signature_inputs(function)),
@@ -209,11 +193,7 @@ def make_model_card(
 
 
 def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
-    """Returns the origin, the data, the settings and the dev metrics of a training run.
-
-    Args:
-        run: the training run.
-        checkpoint: the full name of one of its checkpoints.
+    """Returns the origin, the data, the settings and the dev metrics of a checkpoint of a run.
 
     Returns:
         "checkpoint", "task", and "origin", of weights that were not trained here. If the run has
@@ -226,7 +206,7 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
         "checkpoint": checkpoint,
         "task": configs.to_dict()["task"],
         "origin": {
-            name: _model_name(value) if name == "start_from" else value
+            name: os.path.basename(value) if name == "start_from" else value
             for name, value in configs.origin.items()
         },
     }
@@ -246,14 +226,14 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
     }
 
 
-def _model_name(path: str) -> str:
-    """Returns the name of a run, or those of a run and its checkpoint, without folders around."""
-    *_, run, folder, name = ("", "", *pathlib.PurePath(path).parts)
-    return f"{run}/{name}" if folder == "checkpoints" else name
-
-
-def _describe_vocabulary(vocabulary: Vocabulary) -> dict[str, Any]:
-    return {"size": vocabulary.size, "sha256": vocabulary.fingerprint}
+def _text_operations(version: pathlib.Path) -> list[str]:
+    """Returns the operations of a SavedModel that TensorFlow lacks: those of TensorFlow Text."""
+    model = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
+    graph = model.meta_graphs[0].graph_def
+    functions = {function.signature.name for function in graph.library.function}
+    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
+    operations = {node.op for body in bodies for node in body} - functions
+    return sorted(name for name in operations if not hasattr(tf.raw_ops, name))
 
 
 def _describe_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:

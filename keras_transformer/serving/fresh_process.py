@@ -2,10 +2,10 @@
 
     python -I fresh_process.py VERSION ANSWERS PACKAGES...
 
-VERSION is the folder of a version, ANSWERS the file to write, and PACKAGES where packages are. It
-imports TensorFlow and TensorFlow Text, not this package, and loads the graph alone, as a server
-does; `tf.saved_model.load` would rebuild Python objects. The answers are a TFRecord of
-`PredictionLog`s, each request with its response. An error is one line on standard output.
+VERSION is the folder of a version, ANSWERS the file to write (a TFRecord of `PredictionLog`s with
+responses), and PACKAGES where packages are. It imports TensorFlow and TensorFlow Text, not this
+package, and loads the graph alone, as a server does; `tf.saved_model.load` would rebuild Python
+objects. An error is one line on standard output.
 """
 
 import os

@@ -97,7 +97,7 @@ def main(tokenizers, folder, num_sentences=NUM_SENTENCES):
     rows = translator.translate(sentences)
     note("translate")
     found["translations"] = sum(bool(best.text) for best in rows)
-    version = export(translator, folder / "exports", sentences=sentences[:1], batch_sizes=[1])
+    version = export(translator, folder / "exports", sentences=sentences[:1])
     note("export")
     files = [each for each in version.rglob("*") if each.is_file()]
     found["export_mb"] = sum(each.stat().st_size for each in files) / 1e6

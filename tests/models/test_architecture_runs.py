@@ -80,7 +80,7 @@ def translator(trained) -> Translator:
 @pytest.fixture(scope="module")
 def exported(translator, tmp_path_factory) -> pathlib.Path:
     """The translator as a SavedModel, whose answers a fresh process has checked."""
-    return export(translator, tmp_path_factory.mktemp("exports"), batch_sizes=[1, 4])
+    return export(translator, tmp_path_factory.mktemp("exports"))
 
 
 @pytest.mark.slow

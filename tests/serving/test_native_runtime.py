@@ -103,7 +103,7 @@ def test_c_program_runs_compiled_search(trained, native_program, tmp_path, monke
         beam_size=2, num_translations=2, max_extra_length=3, banned_phrases=("Haus",),
     )  # fmt: skip
     translator = Translator(*trained, search, xla=XlaShapes((2,), (4,)))
-    version = export_module.export(translator, tmp_path / "compiled", batch_sizes=[2])
+    version = export_module.export(translator, tmp_path / "compiled")
     # Two together, one alone, and one that is too long for what is compiled.
     texts = [b"hello two cat", b"house", b"", b"cat " * 6]
     signature = native_runtime.read_signature(version)

@@ -4,25 +4,22 @@ import copy
 import json
 import pathlib
 import re
+import shlex
+import subprocess
 
 import pytest
 import yaml
 
 from keras_transformer.config import ModelConfig, SearchConfig
-from keras_transformer.serving.model_folder import (
-    IMAGE,
-    SERVER_ENVIRONMENT,
-    SERVER_FLAGS,
-    read_batching,
-    write_server_files,
-)
+from keras_transformer.serving.model_folder import write_server_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _FOLDER = _ROOT / "examples" / "serving"
 _GUIDE = (_ROOT / "docs" / "guides" / "serving.md").read_text()
 _NAME = "en-de"
-# An image has no files that change. The rest of the flags are those of serve.sh.
-_FLAGS = [flag.format(name=_NAME) for flag in SERVER_FLAGS if "poll_wait" not in flag]
+_IMAGE = "tensorflow/serving:2.20.0"
+_METRICS = "/monitoring/prometheus/metrics"
+_ROWS, _THREADS = 64, 2  # of batching_parameters.txt
 
 
 def read(name, kind=None):
@@ -33,66 +30,53 @@ def read(name, kind=None):
 
 
 @pytest.fixture(scope="module")
-def server_files(tmp_path_factory):
+def command(tmp_path_factory):
+    """The environment and the flags of serve.sh; an image has no files that change."""
     folder = tmp_path_factory.mktemp("model")
     write_server_files(folder, _NAME, largest_batch=8)
-    return folder
+    script = ["bash", folder / "serve.sh", "--print"]
+    words = shlex.split(subprocess.run(script, capture_output=True, text=True, check=True).stdout)
+    place = words.index(_IMAGE)
+    environment = [word.removeprefix("--env=") for word in words[:place] if "--env=" in word]
+    return environment, [flag for flag in words[place + 1 :] if "poll_wait" not in flag]
 
 
-@pytest.fixture(scope="module")
-def metrics_path(server_files):
-    return re.search(r'path: "(.*)"', (server_files / "monitoring.config").read_text())[1]
-
-
-def test_image_has_the_environment_flags_and_settings_of_the_script(server_files):
+def test_image_has_the_environment_flags_and_settings_of_the_script(command):
     text = (_FOLDER / "Dockerfile").read_text()
-    command = re.search(r"^CMD (\[.*\])", text, re.M | re.S)[1].replace("\\\n", "")
-    assert json.loads(command) == _FLAGS
-    assert f"ARG IMAGE={IMAGE}" in text
-    copied = re.findall(rf"exports/{_NAME}/(\S+)", text.partition("ARG VERSION=1\n")[2])
-    files = {path.name for path in server_files.iterdir()} - {"serve.sh"}
-    assert files | {"${VERSION}"} == set(copied[: len(files) + 1])
-    assert f"COPY exports/{_NAME}/${{VERSION}} /models/{_NAME}/${{VERSION}}" in text
-    ignored = (_FOLDER / "Dockerfile.dockerignore").read_text().splitlines()
-    assert ignored[-2:] == ["*", f"!exports/{_NAME}"]
-    onednn = re.search(r"^ARG ONEDNN=(.*)$", text, re.M)[1]
+    flags = re.search(r"^CMD (\[.*\])", text, re.M | re.S)[1].replace("\\\n", "")
     environment = re.findall(r"^ENV (.*)$", text, re.M)
-    assert [each.replace("${ONEDNN}", onednn) for each in environment] == list(SERVER_ENVIRONMENT)
+    onednn = re.search(r"^ARG ONEDNN=(.*)$", text, re.M)[1]
+    found = [each.replace("${ONEDNN}", onednn) for each in environment], json.loads(flags)
+    assert found == command
+    assert f"ARG IMAGE={_IMAGE}" in text
+    copied = re.findall(rf"exports/{_NAME}/(\S+)", text.partition("ARG VERSION=1\n")[2])
+    settings = {"models.config", "batching_parameters.txt", "monitoring.config"}
+    assert settings | {"${VERSION}"} == set(copied[:4])
 
 
-def test_compose_serves_what_prometheus_reads(server_files, metrics_path):
+def test_prometheus_reads_what_compose_serves_and_the_guide_names():
     services = read("compose.yaml")["services"]
     assert (_FOLDER / services["translator"]["build"]["context"]).resolve() == _ROOT
-    assert services["translator"]["cpus"] == read_batching(server_files)["num_batch_threads"]
+    assert services["translator"]["cpus"] == _THREADS
     (scrape,) = read("prometheus.yml")["scrape_configs"]
-    assert scrape["metrics_path"] == metrics_path
     name, port = scrape["static_configs"][0]["targets"][0].split(":")
-    assert f"{port}:{port}" in services[name]["ports"]
-
-
-def test_alerts_use_metrics_that_the_guide_names():
+    assert scrape["metrics_path"] == _METRICS and f"{port}:{port}" in services[name]["ports"]
     (group,) = read("alerts.yml")["groups"]
+    assert group["name"] == scrape["job_name"]
     for rule in group["rules"]:
         metrics = re.findall(r":tensorflow:serving:[\w:]+", rule["expr"])
         others = (f'up{{job="{group["name"]}"}} == 0', "container_memory_working_set_bytes{")
         assert metrics or rule["expr"].startswith(others)
         assert all(re.sub(r"_(sum|bucket)$", "", metric) in _GUIDE for metric in metrics)
-    assert read("prometheus.yml")["scrape_configs"][0]["job_name"] == group["name"]
-
-
-def test_requests_for_other_models_raise_no_alert():
-    (group,) = read("alerts.yml")["groups"]
-    (rule,) = [rule for rule in group["rules"] if rule["alert"] == "TranslatorErrors"]
-    counts = re.findall(r"request_count(?:\{(.*?)\})?\[", rule["expr"])
-    assert counts and all(f'model_name="{_NAME}"' in labels for labels in counts)
-    (scrape,) = read("prometheus.yml")["scrape_configs"]
+        if rule["alert"] == "TranslatorErrors":  # not of requests for other models
+            counts = re.findall(r"request_count(?:\{(.*?)\})?\[", rule["expr"])
+            assert counts and all(f'model_name="{_NAME}"' in labels for labels in counts)
     (relabel,) = scrape["metric_relabel_configs"]
-    assert (relabel["source_labels"], relabel["action"]) == (["model_name"], "keep")
     names = [_NAME, "", "invented", f"{_NAME}2"]  # empty: a metric without the label
     assert [bool(re.fullmatch(relabel["regex"], name)) for name in names] == [1, 1, 0, 0]
 
 
-def test_kubernetes_probes_the_model_and_scales_its_deployment(metrics_path):
+def test_kubernetes_probes_the_model_and_scales_its_deployment(command):
     deployment, service, scaler = (
         read("kubernetes.yaml", kind)
         for kind in ("Deployment", "Service", "HorizontalPodAutoscaler")
@@ -100,12 +84,12 @@ def test_kubernetes_probes_the_model_and_scales_its_deployment(metrics_path):
     pod = deployment["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     *flags, connection_age = container["args"]
-    assert flags == _FLAGS
+    assert flags == command[1]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert ports == {"grpc": 8500, "rest": 8501}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": f"/v1/models/{_NAME}", "port": "rest"}
-    assert pod["metadata"]["annotations"]["prometheus.io/path"] == metrics_path
+    assert pod["metadata"]["annotations"]["prometheus.io/path"] == _METRICS
     labels = pod["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"] == labels
     assert service["spec"]["selector"].items() <= labels.items()
@@ -120,38 +104,27 @@ def test_kubernetes_probes_the_model_and_scales_its_deployment(metrics_path):
     assert int(seconds) < pod["spec"]["terminationGracePeriodSeconds"]
 
 
-def test_guide_shows_the_settings_of_two_versions_as_the_file_does(server_files):
-    text = (server_files / "models.config").read_text()
-    settings = re.findall(r"^ *# (\w+ \{ .*\})$", text, re.M)
-    assert len(settings) == 3 and all(f"\n   {line}\n" in _GUIDE for line in settings)
-
-
-def test_memory_of_the_guide_is_that_of_the_formula_and_the_manifests(server_files):
+def test_memory_of_the_guide_is_that_of_the_formula_and_the_manifests():
     table = re.search(r"\| Preset \| One batch (.*?)\n\n", _GUIDE, re.S)[1]
-    search, batching = SearchConfig(), read_batching(server_files)
+    search = SearchConfig()
     longest = search.max_source_length + search.max_extra_length
     shortened = sum(map(int, re.findall(r"_length=(\d+)", table)))
-    rows = batching["max_batch_size"] * search.beam_size
     limits = {}
     for line in table.splitlines()[2:]:
         name, *cells = [cell.strip("` ") for cell in line.strip("|").split("|")]
         numbers = [float(cell.partition(" ")[0]) for cell in cells]
         limits[name] = int(numbers[2])
         config = ModelConfig.preset(name, vocabulary_size=8000)
-        position = rows * config.model_dim * config.num_layers * 16
-        total = 1.5e9 + batching["num_batch_threads"] * longest * position
+        position = _ROWS * search.beam_size * config.model_dim * config.num_layers * 16
+        total, short = (1.5e9 + _THREADS * length * position for length in (longest, shortened))
         assert numbers[:2] == [round(longest * position / 1e9, 1), round(total / 1e9, 1)]
-        short = 1.5e9 + batching["num_batch_threads"] * shortened * position
         for limit, need in zip(numbers[2:], (total, short), strict=True):
             assert need < limit * 2**30 < 1.6 * need
     compose = (_FOLDER / "compose.yaml").read_text()
-    assert limits["small"] == limits["base"]
     assert f"mem_limit: {limits['tiny']}g # for tiny; small and base: {limits['base']}g" in compose
     for name in ("kubernetes.yaml", "canary.yaml"):
         (container,) = read(name, "Deployment")["spec"]["template"]["spec"]["containers"]
         assert container["resources"]["limits"] == {"memory": f"{limits['tiny']}Gi"}
-        comment = f"# for tiny; small and base: {limits['base']}Gi"
-        assert comment in (_FOLDER / name).read_text()
 
 
 def test_canary_is_the_deployment_with_another_image():
