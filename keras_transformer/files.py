@@ -187,32 +187,25 @@ def iterate_lines(path: Path) -> Iterator[str]:
 def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Opens a text file for reading bytes, decompressed if necessary; faults are `InputError`."""
     if suffix := _OTHER_SUFFIXES.intersection(path.suffixes):
-        raise InputError(
-            f"{path} is a {suffix.pop()} file; convert it to text, one sentence a line"
-        )
+        raise InputError(f"{path} is no text but {suffix.pop()}; convert it, one sentence a line")
     try:
-        with io.BufferedReader(io.FileIO(path), _BUFFER_BYTES) as file:
-            readers = [_READERS[magic] for magic in _READERS if re.match(magic, file.peek(10))]
-            if not readers:
-                yield _checked(path, file)
-                return
-            # These readers find the ends of lines in Python, a buffer around them does so in C.
-            with readers[0](file) as content:
-                yield _checked(path, io.BufferedReader(content, _BUFFER_BYTES))
+        with contextlib.ExitStack() as stack:
+            file: Any = stack.enter_context(io.BufferedReader(io.FileIO(path), _BUFFER_BYTES))
+            start = file.peek(10)
+            for magic, reader in _READERS.items():
+                if re.match(magic, start):
+                    # It finds the ends of lines in Python, a buffer around it does so in C.
+                    file = io.BufferedReader(stack.enter_context(reader(file)), _BUFFER_BYTES)
+            start = file.peek(512)
+            for magic, name in _OTHER_FORMATS.items():
+                if re.match(magic, start):
+                    raise InputError(f"{path} is {name}; unpack it to text, one sentence a line")
+            yield file
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
             f"{path} cannot be read ({reason}); expected a text file, plain, .gz, .bz2 or .xz"
         ) from error
-
-
-def _checked(path: pathlib.Path, file: Any) -> IO[bytes]:
-    """Returns the file; raises `InputError` for a format that is not text."""
-    start = file.peek(512)
-    for magic, name in _OTHER_FORMATS.items():
-        if re.match(magic, start):
-            raise InputError(f"{path} is {name}; unpack it to text, one sentence a line")
-    return file
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import re
 import signal
 import sys
 import threading
@@ -40,13 +41,13 @@ def machine() -> str:
     """Returns the processor, the number of cores for this process, and the NVIDIA GPUs."""
     name = " ".join(_cpuinfo("model name")) or platform.machine()
     fast = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16"})
-    gpus = [
-        line.partition(":")[2].strip()
-        for path in sorted(NVIDIA_DRIVER.glob("gpus/*/information"))
-        for line in path.read_text().splitlines()
-        if line.startswith("Model:")
-    ]
-    return ", ".join([f"{num_cores()} cores of {name} ({', '.join(fast)})", *gpus])
+    gpus = re.findall("^Model:(.*)", _describe_gpus(), re.MULTILINE)
+    return ", ".join([f"{num_cores()} cores of {name} ({', '.join(fast)})", *map(str.strip, gpus)])
+
+
+def _describe_gpus() -> str:
+    """Returns what the NVIDIA driver states of its GPUs; nothing without one."""
+    return "".join(path.read_text() for path in sorted(NVIDIA_DRIVER.glob("gpus/*/information")))
 
 
 def num_cores() -> int:
@@ -132,8 +133,7 @@ def keep_programs(folder: str | None = None) -> None:
     cache = folder or os.path.join(
         os.environ.get("XDG_CACHE_HOME", "~/.cache"), "keras-transformer"
     )
-    gpus = sorted(path.read_text() for path in NVIDIA_DRIVER.glob("gpus/*/information"))
-    kind = zlib.crc32(" ".join([*sorted(cpu_flags()), *gpus]).encode())
+    kind = zlib.crc32(" ".join([*sorted(cpu_flags()), _describe_gpus()]).encode())
     name = f"tensorflow-{importlib.metadata.version('tensorflow')}-{kind:08x}"
     path = pathlib.Path(os.path.expanduser(cache)).absolute() / name
     try:

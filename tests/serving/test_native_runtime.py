@@ -45,54 +45,47 @@ _REQUESTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def served(exported):
-    return tf.saved_model.load(str(exported))
-
-
 def _written(value):
     """What stands in a column for a value of Python."""
-    if isinstance(value, str):
-        return value.encode()
-    return " ".join(map(str, value if isinstance(value, list) else [value])).encode()
+    return value.encode() if isinstance(value, str) else str(value).encode()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_sizes", [[1], [5, 64, 2]], ids=["alone", "mixed batches"])
 def test_c_program_translates_as_python(exported, two_best, native_program, batch_sizes):
-    signature = native_runtime.read_signature(exported)
-    rows = [[sentence] for sentence in _BYTES]
-    answer = native_runtime.answer(native_program, signature, rows, batch_sizes)
+    columns = {"text": _BYTES}
+    answer = native_runtime.answer(
+        native_program, exported, "serving_default", columns, batch_sizes
+    )
     ours = two_best(tf.constant(_BYTES))
     assert answer["translations"] == ours["translations"].numpy().tolist()
     scores = np.array(answer["scores"], np.float32)
     np.testing.assert_allclose(scores, ours["scores"], atol=1e-5)
-    empty = native_runtime.answer(native_program, signature, [])
+    empty = native_runtime.answer(native_program, exported, "serving_default", {"text": []})
     assert empty == {"scores": [], "translations": [], "source_cut": []}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(_REQUESTS))
-def test_c_program_answers_every_signature(exported, served, native_program, name):
-    assert set(served.signatures) == {"serving_default", *_REQUESTS}
-    function, columns = served.signatures[name], dict(_REQUESTS[name])
-    specs = function.structured_input_signature[1]
-    for option, spec in specs.items():
-        neutral = "" if spec.dtype == tf.string else -1
-        columns.setdefault(option, [neutral] * len(next(iter(columns.values()))))
-    expected = function(**{key: tf.constant(columns[key], specs[key].dtype) for key in columns})
-    signature = native_runtime.read_signature(exported, name, inputs=list(columns))
-    written = [[_written(value) for value in column] for column in columns.values()]
-    rows = list(zip(*written, strict=True))
-    answer = native_runtime.answer(native_program, signature, rows)
-    assert answer.keys() == expected.keys()
-    for output, values in expected.items():
-        values = values.numpy().reshape(len(rows), -1)
-        if values.dtype == object:
-            assert answer[output] == values.tolist()
-        else:
-            found = np.array(answer[output], np.float64)
-            np.testing.assert_allclose(found, values, rtol=1e-4, atol=1e-5)
+def test_c_program_answers_every_signature(exported, native_program):
+    signatures = tf.saved_model.load(str(exported)).signatures
+    assert set(signatures) == {"serving_default", *_REQUESTS}
+    for name, request in _REQUESTS.items():
+        count = len(next(iter(request.values())))
+        specs, columns = signatures[name].structured_input_signature[1], dict(request)
+        for option, spec in specs.items():
+            columns.setdefault(option, ["" if spec.dtype == tf.string else -1] * count)
+        tensors = {key: tf.constant(columns[key], specs[key].dtype) for key in columns}
+        expected = signatures[name](**tensors)
+        written = {key: list(map(_written, values)) for key, values in columns.items()}
+        answer = native_runtime.answer(native_program, exported, name, written)
+        assert answer.keys() == expected.keys()
+        for output, values in expected.items():
+            values = values.numpy().reshape(count, -1)
+            if values.dtype == object:
+                assert answer[output] == values.tolist()
+            else:
+                found = np.array(answer[output], np.float64)
+                np.testing.assert_allclose(found, values, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -106,8 +99,9 @@ def test_c_program_runs_compiled_search(trained, native_program, tmp_path, monke
     version = export_module.export(translator, tmp_path / "compiled")
     # Two together, one alone, and one that is too long for what is compiled.
     texts = [b"hello two cat", b"house", b"", b"cat " * 6]
-    signature = native_runtime.read_signature(version)
-    answer = native_runtime.answer(native_program, signature, [[t] for t in texts], [2, 1])
+    answer = native_runtime.answer(
+        native_program, version, "serving_default", {"text": texts}, [2, 1]
+    )
     plain = Translator(*trained, search)(tf.constant(texts))
     assert answer["translations"] == plain["translations"].numpy().tolist()
     scores = np.array(answer["scores"], np.float32)
