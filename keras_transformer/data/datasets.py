@@ -5,7 +5,6 @@ TensorFlow Datasets takes long to import, so that happens inside the functions.
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import os
 import sys
@@ -53,7 +52,7 @@ class DatasetSplit:
         The data set is prepared first: one that was built anew, or lies in another `data_dir`,
         may have other sentences under the same name and version.
         """
-        builder = self._with_split()[0]
+        builder = self._with_split()
         return {
             "kind": "data set",
             "name": builder.info.full_name,
@@ -64,11 +63,11 @@ class DatasetSplit:
 
     def has_split(self) -> bool:
         """Whether the data set has this split; errors as in iteration."""
-        builder, _ = self._prepared()
-        return self._is_in(builder)
+        return self._is_in(self._prepared())
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        builder, (source, target) = self._with_split()
+        builder = self._with_split()
+        source, target = languages_of(builder, self.name)
         if self.reverse:
             source, target = target, source
         batches = builder.as_dataset(split=self.split).batch(_READ_EXAMPLES)
@@ -76,20 +75,13 @@ class DatasetSplit:
             for pair in zip(examples[source], examples[target], strict=True):
                 yield pair[0].decode("utf-8"), pair[1].decode("utf-8")
 
-    def _with_split(self) -> tuple[Any, tuple[str, str]]:
-        """Returns the builder and languages; raises where the data set lacks the split."""
-        builder, languages = self._prepared()
+    def _with_split(self) -> Any:
+        """Returns the builder; raises where the data set lacks the split."""
+        builder = self._prepared()
         if not self._is_in(builder):
             known = ", ".join(builder.info.splits)
             raise InputError(f"{self.name} has no split {self.split!r}; choose one of {known}")
-        return builder, languages
-
-    def _prepared(self) -> tuple[Any, tuple[str, str]]:
-        """Downloads and prepares the data set if need be; returns it and its two languages."""
-        builder = _find_builder(self.name, self.data_dir)
-        languages = _languages(builder, self.name)  # raises before anything is downloaded
-        _prepare(builder, self.name)
-        return builder, languages
+        return builder
 
     def _is_in(self, builder: Any) -> bool:
         try:
@@ -98,8 +90,29 @@ class DatasetSplit:
             return False
         return True
 
+    def _prepared(self) -> Any:
+        """Returns the builder; downloads and prepares the data set first if need be."""
+        builder = find_builder(self.name, self.data_dir)
+        languages_of(builder, self.name)  # raises before anything is downloaded
+        import tensorflow_datasets as tfds
 
-def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
+        download = tfds.download.DownloadConfig(try_download_gcs=False)
+        try:
+            with contextlib.ExitStack() as stack:
+                if not sys.stderr.isatty() and not builder.is_prepared():
+                    # One line instead of TensorFlow Datasets' bars and long lines.
+                    print(f"Preparing {self.name} in {builder.data_dir} ...", file=sys.stderr)
+                    stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+                    tfds.disable_progress_bar()
+                    stack.callback(tfds.enable_progress_bar)
+                builder.download_and_prepare(download_config=download)
+        except (ImportError, OSError, AssertionError, tfds.download.DownloadError) as error:
+            raise InputError(f"{self.name} cannot be prepared: {one_line(error)}") from error
+        return builder
+
+
+def find_builder(name: str, data_dir: str | os.PathLike[str] | None = None) -> Any:
+    """Returns the builder of a data set of TensorFlow Datasets, or of `number_names`."""
     with needs_extra("datasets"):
         import tensorflow_datasets as tfds
 
@@ -107,26 +120,21 @@ def _find_builder(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
 
     try:
         return tfds.builder(name, data_dir=data_dir)
-    except tfds.core.DatasetNotFoundError as error:
-        known = tfds.list_builders(with_community_datasets=False)
-        close = difflib.get_close_matches(name.split("/")[0], known, n=5) or ["number_names"]
-        raise InputError(
-            f"there is no data set {name!r}; close names: {', '.join(close)}"
-        ) from error
     except (ValueError, AssertionError, ImportError) as error:
-        if "BuilderConfig" not in str(error):  # a malformed name, or a version that is not there
-            # TensorFlow Datasets puts the arguments of the constructor before the cause.
-            cause = str(error).rpartition('}": ')[2]
-            raise InputError(f"data set {name!r} cannot be opened: {one_line(cause)}") from error
-        configs = tfds.builder_cls(name.split("/")[0]).builder_configs
-        raise InputError(
-            f"there is no config {name!r}; configs: {', '.join(configs) or 'none'} "
-            "(reverse swaps source and target)"
-        ) from error
+        # TensorFlow Datasets puts the arguments of the constructor before the cause.
+        cause = str(error).rpartition('}": ')[2].partition("\n")[0]
+        if cause.startswith("BuilderConfig"):
+            configs = tfds.builder_cls(name.split("/")[0]).builder_configs
+            cause = f"its configs are {', '.join(configs)}; reverse swaps source and target"
+        raise InputError(f"there is no data set {name!r}: {cause}") from error
 
 
-def _languages(builder: Any, name: str) -> tuple[str, str]:
-    """Returns the source's and the target's key in the examples."""
+def languages_of(builder: Any, name: str) -> tuple[str, str]:
+    """Returns the source's and the target's key in the examples.
+
+    Raises:
+        InputError: it is no data set of sentences in two languages.
+    """
     import tensorflow_datasets as tfds
 
     features = builder.info.features
@@ -141,27 +149,3 @@ def _languages(builder: Any, name: str) -> tuple[str, str]:
     config = builder.builder_config.name if builder.builder_config else ""
     source, target = sorted(features, key=config.find)  # "en-de": in the order of the name
     return source, target
-
-
-def _prepare(builder: Any, name: str) -> None:
-    import tensorflow_datasets as tfds
-
-    download = tfds.download.DownloadConfig(try_download_gcs=False)
-    try:
-        with contextlib.ExitStack() as stack:
-            if not sys.stderr.isatty() and not builder.is_prepared():
-                # One line instead of TensorFlow Datasets' bars and long lines.
-                print(f"Preparing {name} in {builder.data_dir} ...", file=sys.stderr)
-                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-                tfds.disable_progress_bar()
-                stack.callback(tfds.enable_progress_bar)
-            builder.download_and_prepare(download_config=download)
-    except ImportError as error:
-        raise InputError(
-            f"{name} needs a package that is missing ({error}); install it with pip"
-        ) from error
-    except (OSError, AssertionError, tfds.download.DownloadError) as error:
-        raise InputError(
-            f"{name} could not be downloaded and prepared ({one_line(error)}); check the "
-            f"network, or prepare it elsewhere and copy it to {builder.data_dir}"
-        ) from error

@@ -5,7 +5,7 @@ Shapes: B pairs, S source length, T target length, both with EOS.
 
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -148,7 +148,11 @@ def read_pairs(pairs: Any) -> ParallelText:
     """
     if hasattr(pairs, "element_spec"):
         pairs = _pairs_of_dataset(pairs)
-    elif isinstance(pairs, tuple) and len(pairs) == 2 and not _are_texts_or_tuples(pairs):
+    elif (
+        isinstance(pairs, tuple)
+        and len(pairs) == 2
+        and not any(isinstance(side, str | bytes | tuple | Mapping | Set) for side in pairs)
+    ):
         sources, targets = map(list, pairs)
         if len(sources) != len(targets):
             raise InputError(
@@ -157,12 +161,9 @@ def read_pairs(pairs: Any) -> ParallelText:
         pairs = zip(sources, targets, strict=True)
     text = ParallelText([], [])
     for pair in pairs if isinstance(pairs, Iterable) else [pairs]:
-        is_pair = isinstance(pair, Sequence | np.ndarray) and len(pair) == 2
+        is_pair = isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2
         if not is_pair or not all(isinstance(side, str | bytes) for side in pair):
-            raise InputError(
-                f"expected pairs of text, (source, target), got {repr(pair)[:80]}; give "
-                "zip(sources, targets)"
-            )
+            raise InputError(f"expected pairs of text, (source, target), got {repr(pair)[:80]}")
         text.source.append(as_text(pair[0]))
         text.target.append(as_text(pair[1]))
     if not text.source:
@@ -170,10 +171,6 @@ def read_pairs(pairs: Any) -> ParallelText:
             "there are no pairs of text; zip and other iterators can be read once only: give a list"
         )
     return text
-
-
-def _are_texts_or_tuples(values: Iterable[Any]) -> bool:
-    return any(isinstance(value, str | bytes | tuple) for value in values)
 
 
 def _pairs_of_dataset(dataset: tf.data.Dataset) -> Iterator[tuple[bytes, bytes]]:

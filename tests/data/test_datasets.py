@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from keras_transformer.data.corpus import ParallelText
-from keras_transformer.data.datasets import DatasetSplit
+from keras_transformer.data.datasets import DatasetSplit, find_builder, languages_of
 from keras_transformer.errors import InputError
 
 tfds.disable_progress_bar()
@@ -120,14 +120,18 @@ def test_identity_changes_when_the_data_set_is_built_anew(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [
-        ("tiny_phrase/de_to_en", "train", r"no data set 'tiny_phrase/de_to_en'.*tiny_phrases"),
-        ("tiny_phrases/de_to_fr", "train", r"configs: de_to_en, en_to_de"),
+        (
+            "tiny_phrase/de_to_en",
+            "train",
+            r"no data set 'tiny_phrase/de_to_en': ",
+        ),
+        ("tiny_phrases/de_to_fr", "train", r"its configs are de_to_en, en_to_de"),
         ("tiny_phrases/de_to_en", "test", r"split 'test'; choose one of (train, dev|dev, train)"),
-        ("tiny_phrases/de_to_en/9", "train", r"'tiny_phrases/de_to_en/9' cannot be opened"),
-        ("tiny_phrases/de_to_en:9.9.9", "train", r"cannot be opened: .*version 9\.9\.9"),
+        ("tiny_phrases/de_to_en/9", "train", r"no data set 'tiny_phrases/de_to_en/9'"),
+        ("tiny_phrases/de_to_en:9.9.9", "train", r"no data set .*version 9\.9\.9"),
         ("tiny_numbers", "train", r"not a data set of sentences in two languages.*features n;"),
-        ("tiny_broken", "train", r"could not be downloaded.*host not found.*check the network"),
-        ("wmt14_translate/en-de", "train", r"configs: .*de-en.*reverse swaps"),
+        ("tiny_broken", "train", r"cannot be prepared: host not found"),
+        ("wmt14_translate/en-de", "train", r"its configs are .*de-en.*reverse swaps"),
     ],
 )
 def test_unreadable_data_set_is_an_error(tmp_path, name, split, message):
@@ -136,11 +140,9 @@ def test_unreadable_data_set_is_an_error(tmp_path, name, split, message):
 
 
 def test_known_corpora_have_the_direction_of_their_name(tmp_path):
-    from keras_transformer.data.datasets import _find_builder, _languages
-
     for name, languages in {
         "wmt14_translate/de-en": ("de", "en"),
         "ted_hrlr_translate/pt_to_en": ("pt", "en"),
         "number_names/de-en": ("de", "en"),
     }.items():
-        assert _languages(_find_builder(name, tmp_path), name) == languages
+        assert languages_of(find_builder(name, tmp_path), name) == languages

@@ -133,6 +133,12 @@ def test_fit_knows_the_number_of_batches(preprocessor, capsys):
     ("pairs", "message"),
     [
         (ENGLISH, "expected pairs of text"),
+        # A text of two characters is no pair, nor is a column's name or a dictionary's key.
+        (["ab", "cd"], "expected pairs of text, .* got 'ab'"),
+        (("你好", "再见"), "expected pairs of text, .* got '你好'"),
+        ([*PAIRS, "ab"], "expected pairs of text, .* got 'ab'"),
+        ({"en": ENGLISH, "de": GERMAN}, "expected pairs of text, .* got 'en'"),
+        (({"en": "de"}, {"en": "de"}), "expected pairs of text, .* got {'en'"),
         ([("a dog", None)], "expected pairs of text"),
         (7, "expected pairs of text"),
         ((ENGLISH, GERMAN[1:]), "got 4 and 3 texts"),
