@@ -49,7 +49,7 @@ from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
 from keras_transformer.layers import sinusoids
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
-from keras_transformer.text.vocabulary import RESERVED_IDS
+from keras_transformer.text.sentencepiece_model import RESERVED_IDS
 
 # Rows of the table of positions; CTranslate2 refuses longer sentences, and by default cuts them to
 # half as many tokens (its `max_input_length`).

@@ -18,7 +18,7 @@ from keras_transformer.config import WORD_START
 from keras_transformer.errors import InputError
 from keras_transformer.interop.reading import map_file, reading
 from keras_transformer.text import Vocabulary
-from keras_transformer.text.vocabulary import (
+from keras_transformer.text.sentencepiece_model import (
     CONTROL,
     NORMAL,
     RESERVED_IDS,

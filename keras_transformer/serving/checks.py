@@ -25,7 +25,7 @@ from keras_transformer.errors import InputError, needs_extra, one_line
 from keras_transformer.inference import ModelTranslator
 from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.text import Vocabulary
-from keras_transformer.text.vocabulary import RESERVED_IDS
+from keras_transformer.text.sentencepiece_model import RESERVED_IDS
 
 _BATCH_SIZE = 8
 # Subsets of the outputs of `serving_default` that clients of their own ask for. TensorFlow prepares

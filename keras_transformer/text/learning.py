@@ -1,6 +1,5 @@
 """Learning a vocabulary from sentences, with SentencePiece's trainer."""
 
-import collections
 import contextlib
 import hashlib
 import heapq
@@ -30,14 +29,8 @@ from keras_transformer.text.normalization import (
     compose,
     rules,
 )
-from keras_transformer.text.vocabulary import (
-    RESERVED_IDS,
-    RESERVED_TOKENS,
-    Text,
-    Vocabulary,
-    check_not_one_text,
-    model_message,
-)
+from keras_transformer.text.sentencepiece_model import RESERVED_IDS, model_message
+from keras_transformer.text.vocabulary import Text, Vocabulary, check_not_one_text
 
 _KINDS: dict[int, VocabularyKind] = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _MAX_TOKENS = 2**31 - 1  # SentencePiece's integers
@@ -82,7 +75,7 @@ def learn_vocabulary(
         kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
             "word" for words between spaces, for example of tokenized text ("un@@ happy").
         normalization: what a model reads and writes. "nfc" composes letters and marks, makes spaces
-            of tabs, see `nfc_rules`, and keeps all else; "identity" changes nothing. "nfkc" is
+            of tabs, and keeps all else; "identity" changes nothing. "nfkc" is
             Unicode NFKC as other toolkits have it: it also makes ASCII of full-width characters,
             digits of ½ and ², "..." of an ellipsis, spaces of no-break ones and of Persian's
             non-joiner, and drops control characters; the model can then write none of these. All
@@ -104,22 +97,14 @@ def learn_vocabulary(
     is_exact = size is not None and kind in ("bpe", "unigram")
     size = DEFAULT_VOCABULARY_SIZE if size is None else size
     num_reserved = len(RESERVED_IDS) + (_NUM_BYTES if byte_fallback else 0)
-    if size <= num_reserved:
-        raise InputError(
-            f"size must be more than the {num_reserved} reserved tokens, got {size}; raise it"
-        )
-    if size > _MAX_TOKENS:
-        raise InputError(f"size must be at most {_MAX_TOKENS:,}, got {size:,}; lower it")
+    if not num_reserved < size <= _MAX_TOKENS:
+        raise InputError(f"size must be from {num_reserved + 1} to {_MAX_TOKENS:,}, got {size:,}")
     if not MIN_COVERAGE <= character_coverage <= 1:
         raise InputError(
             f"character_coverage must be from {MIN_COVERAGE} to 1, got {character_coverage}"
         )
-    added = [WORD_START + symbol for symbol in symbols]
-    for token, count in collections.Counter(added).items():
-        if count > 1 or token in RESERVED_TOKENS:
-            raise InputError(
-                f"{token!r} is {'given twice' if count > 1 else 'a reserved token'}; remove it"
-            )
+    if len({*symbols}) < len(symbols):
+        raise InputError(f"symbols must differ, got {', '.join(symbols)}")
     if max_sentences is not None:
         if max_sentences < 1:
             raise InputError(f"max_sentences must be at least 1, got {max_sentences}")
@@ -142,7 +127,7 @@ def learn_vocabulary(
                 eos_id=EOS_ID,
                 # A word's token includes the space before it, an unknown character's does not.
                 unk_surface=" ⁇" if kind == "word" else "⁇",
-                user_defined_symbols=added,
+                user_defined_symbols=[WORD_START + symbol for symbol in symbols],
                 max_sentence_length=_MAX_LINE_CHARACTERS * _MAX_BYTES_A_CHARACTER,
                 num_threads=_NUM_TRAINER_THREADS,
                 minloglevel=_ONLY_ERRORS,

@@ -13,10 +13,9 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import sentencepiece
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from typing_extensions import Self
 
 from keras_transformer.config import BOS_ID, EOS_ID, LANGUAGE_CODE, PAD_ID, UNK_ID, WORD_START
@@ -29,11 +28,15 @@ from keras_transformer.text.normalization import (
     any_of,
     compose,
 )
+from keras_transformer.text.sentencepiece_model import (
+    RESERVED_IDS,
+    model_message,
+    special_ids,
+    with_reserved_ids,
+)
 
 Text: TypeAlias = str | bytes  # TensorFlow Datasets gives bytes
 
-RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
-RESERVED_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")  # SentencePiece's names
 _NOTHING_VISIBLE = re.compile(NOTHING_VISIBLE)
 # SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
 _SEED_IN_USE = threading.Lock()
@@ -223,8 +226,8 @@ class Vocabulary:
 
         Args:
             texts: any number of sentences, str or UTF-8 in bytes; "▁" in them counts as a space.
-                See `visible` for what is dropped and composed. A language code
-                that begins a text may follow spaces, and needs none after it.
+                See `visible` for what is dropped and composed. A language code that begins a text
+                may follow spaces, and needs none after it.
             max_tokens: the most ids of a text, the rest of which is not read, see `max_characters`;
                 None for all.
             num_threads: threads over which the sentences are spread; -1 means one for each core.
@@ -268,30 +271,22 @@ class Vocabulary:
     def normalize(self, text: str) -> str:
         """Returns the text as decoding gives it back where every character is known."""
         check_unicode("text", text)
-        normalized = (
-            self._processor.normalize(self.visible(text)).replace(WORD_START, " ").lstrip(" ")
-        )
-        return replace_control_characters(normalized)
+        text = self._processor.normalize(self.visible(text)).replace(WORD_START, " ")
+        return replace_control_characters(text.lstrip(" "))
 
     def normalization_changes(self, texts: Iterable[str]) -> tuple[int, list[tuple[str, str]]]:
-        """Returns how many texts normalization changes, spaces aside, and what it changes most.
+        """Returns how many texts normalization changes, spaces aside, and which words most.
 
         Returns:
-            The number of texts, and up to three pairs of characters, or of words of which no single
-            character changes, and what becomes of them.
+            The number of texts, and up to three words with what becomes of them.
         """
         changes: collections.Counter[tuple[str, str]] = collections.Counter()
         num_changed = 0
         for text in texts:
-            if _squeezed(self.normalize(text)) == _squeezed(replace_control_characters(text)):
-                continue
-            num_changed += 1
-            for parts in (set(text), text.split(" ")):
-                # Between digits, which compose with nothing, since spaces at an end are trimmed.
-                pairs = {(part, self.normalize(f"1{part}1")[1:-1]) for part in parts}
-                if changed := [pair for pair in pairs if _squeezed(pair[0]) != _squeezed(pair[1])]:
-                    changes.update(sorted(changed))
-                    break
+            if self.normalize(text).split() != text.split():
+                num_changed += 1
+                words = ((word, self.normalize(word)) for word in text.split())
+                changes.update(pair for pair in words if pair[0] != pair[1])
         return num_changed, [pair for pair, _ in changes.most_common(3)]
 
     def _encode(self, texts: list[str], num_threads: int) -> list[list[int]]:
@@ -319,22 +314,13 @@ class Vocabulary:
         return [id_ if id_ < self.size else UNK_ID for id_ in ids]
 
     def _content(self, row: Sequence[int]) -> list[int]:
-        content = []
-        for id_ in row:
-            if id_ == EOS_ID:
-                break
-            if id_ not in (PAD_ID, BOS_ID):
-                content.append(self._checked(id_))
-        return content
+        before_end = itertools.takewhile(lambda id_: id_ != EOS_ID, row)
+        return [self._checked(id_) for id_ in before_end if id_ not in (PAD_ID, BOS_ID)]
 
     def _checked(self, id_: int) -> int:
         if not 0 <= id_ < self.size:
             raise InputError(f"ids of this vocabulary are 0 to {self.size - 1}, got {id_}")
         return int(id_)
-
-
-def _squeezed(text: str) -> str:
-    return re.sub(" +", " ", text.replace(WORD_START, " ")).strip(" ")
 
 
 def check_not_one_text(texts: Iterable[Text]) -> None:
@@ -350,11 +336,10 @@ def check_language_code(text: str, codes: Sequence[str]) -> None:
     match = re.match(f"(?:{NOTHING_VISIBLE})?{LANGUAGE_CODE}", text) if codes else None
     if match is None or match[1] in codes:
         return
-    names = {code[2:-2]: code for code in codes}
-    near = difflib.get_close_matches(match[1][2:-2], names, n=5, cutoff=0.5)
-    examples = ", ".join(names[name] for name in near or sorted(names)[:8])
+    near = difflib.get_close_matches(match[1], codes, 5, cutoff=0.8) or sorted(codes)[:8]
     raise InputError(
-        f"the model has no language code {match[1]}; it has {len(codes)}, for example {examples}"
+        f"the model has no language code {match[1]}; it has {len(codes)}, for example "
+        f"{', '.join(near)}"
     )
 
 
@@ -424,128 +409,3 @@ class SubwordSampler:
                 nbest_size=-1,
             )
         return [self._vocabulary.known(ids) for ids in sampled]
-
-
-# The file of a SentencePiece model, a protocol buffer. The classes that ship with sentencepiece
-# reject older protobuf libraries, such as those that TensorFlow requires on some Python versions.
-# These declare the fields that this package uses, and preserve all others.
-
-# Types of pieces.
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-
-# Sums of scores that are multiples of it are exact in float32 up to 2**24 / 8192 = 2,048, which is
-# a text of 150 tokens or more: SentencePiece and its copy in TensorFlow Text then choose the same
-# of two segmentations that are almost equal. A coarser grid moves the scores so far that another
-# segmentation wins. Of 112,743 lines of captions, news and law, 4 differ from MarianTokenizer with
-# 1/1024 and one with this grid; with unrounded scores Python and the graph differ in three.
-_FINE_SCORE_STEP = 1 / 8192
-
-
-def rounded(score: float) -> float:
-    """Returns a score of a published vocabulary on that grid."""
-    return round(score / _FINE_SCORE_STEP) * _FINE_SCORE_STEP
-
-
-# By message: the names of fields with number and type, and the default where it is not 0.
-_MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
-    "Piece": {"piece": (1, "string"), "score": (2, "float"), "type": (3, "int32", "1")},
-    "TrainerSpec": {
-        "model_type": (3, "int32", "1"),  # 1 unigram, 2 BPE, 3 words, 4 characters
-        "vocab_size": (4, "int32"),
-        "unk_id": (40, "int32"),
-        "bos_id": (41, "int32", "1"),
-        "eos_id": (42, "int32", "2"),
-        "pad_id": (43, "int32", "-1"),
-        "unk_surface": (44, "string"),
-        "unk_piece": (45, "string"),
-        "bos_piece": (46, "string"),
-        "eos_piece": (47, "string"),
-        "pad_piece": (48, "string"),
-    },
-    "NormalizerSpec": {
-        "name": (1, "string"),
-        "precompiled_charsmap": (2, "bytes"),
-        "add_dummy_prefix": (3, "bool", "true"),
-        "remove_extra_whitespaces": (4, "bool", "true"),
-        "escape_whitespaces": (5, "bool", "true"),
-        "normalization_rule_tsv": (6, "string"),  # the file that the rules came from
-    },
-    "Model": {
-        "pieces": (1, "Piece"),
-        "trainer_spec": (2, "TrainerSpec"),
-        "normalizer_spec": (3, "NormalizerSpec"),
-        "self_test_data": (4, "bytes"),
-        # Ours, where SentencePiece leaves room for extensions: see `Vocabulary`.
-        "num_tokens": (200, "int32"),
-        "cuts_words_apart": (201, "bool"),
-        "looks_up_runs": (203, "bool"),
-    },
-}
-
-
-@functools.cache
-def model_message() -> Any:
-    """Returns the class of a SentencePiece model's protocol buffer."""
-    package = "keras_transformer_sentencepiece"
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package)
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field_name, (number, kind, *default) in fields.items():
-            field = message.field.add(name=field_name, number=number)
-            is_list = field_name == "pieces"
-            field.label = field.LABEL_REPEATED if is_list else field.LABEL_OPTIONAL
-            if kind in _MESSAGES:
-                field.type, field.type_name = field.TYPE_MESSAGE, f".{package}.{kind}"
-            else:
-                field.type = getattr(field, f"TYPE_{kind.upper()}")
-            if default:
-                field.default_value = default[0]
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Model"))
-
-
-def model_of_pieces(model: Any, pieces: Sequence[tuple[str, float, int]], num_tokens: int) -> bytes:
-    """Returns a SentencePiece model with other pieces, as the bytes of a vocabulary.
-
-    Args:
-        model: of `model_message`; changed.
-        pieces: the name, score and type of each; the first four are padding, unknown, BOS and EOS.
-        num_tokens: see `Vocabulary`.
-    """
-    del model.pieces[:]
-    for name, score, type_ in pieces:
-        model.pieces.add(piece=name, score=score, type=type_)
-    spec = model.trainer_spec
-    spec.pad_id, spec.unk_id, spec.bos_id, spec.eos_id = RESERVED_IDS
-    names = [name for name, _, _ in pieces[: len(RESERVED_IDS)]]
-    spec.pad_piece, spec.unk_piece, spec.bos_piece, spec.eos_piece = names
-    spec.vocab_size = model.num_tokens = num_tokens
-    model.ClearField("self_test_data")
-    return bytes(model.SerializeToString())
-
-
-def special_ids(processor: sentencepiece.SentencePieceProcessor) -> tuple[int, ...]:
-    """Returns the ids of padding, unknown, BOS and EOS; -1 for one that a model lacks."""
-    names = ("pad_id", "unk_id", "bos_id", "eos_id")
-    return tuple(getattr(processor, name)() for name in names)
-
-
-def with_reserved_ids(content: bytes) -> bytes:
-    """Returns a SentencePiece model whose reserved pieces come first; faults stay as they are."""
-    try:
-        ids = special_ids(sentencepiece.SentencePieceProcessor(model_proto=content))
-    except RuntimeError:
-        return content
-    if ids == RESERVED_IDS:
-        return content
-    model = model_message().FromString(content)
-    pieces = [(piece.piece, rounded(piece.score), piece.type) for piece in model.pieces]
-    taken = {name for name, _, _ in pieces}
-    reserved = []
-    for id_, name in zip(ids, RESERVED_TOKENS, strict=True):
-        while id_ < 0 and name in taken:
-            name = f"<{name}>"
-        reserved.append((name, 0.0, CONTROL) if id_ < 0 else pieces[id_])
-    others = [piece for number, piece in enumerate(pieces) if number not in ids]
-    return model_of_pieces(model, reserved + others, len(reserved + others))

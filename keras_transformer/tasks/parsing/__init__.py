@@ -111,7 +111,7 @@ class ParsingTask(Task):
             copied_words,
             word_kinds,
         )
-        from keras_transformer.text.vocabulary import RESERVED_IDS
+        from keras_transformer.text.sentencepiece_model import RESERVED_IDS
 
         if not self.constrained:
             return ()
