@@ -135,7 +135,9 @@ def _shared_test_set(runs: "Runs", task: Task) -> "ParallelText":
     """Returns the test set that all runs name."""
     from keras_transformer.training.prepare import read_test_text
 
-    texts = {name: read_test_text(run.configs().corpora, task) for name, (run, _) in runs.items()}
+    texts = {
+        name: read_test_text(run.configs().required_data, task) for name, (run, _) in runs.items()
+    }
     (first, text), *others = texts.items()
     for name, other in others:
         if digest(other) != digest(text):

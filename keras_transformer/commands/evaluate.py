@@ -134,7 +134,7 @@ def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
             f"--{name} is fixed at training; the run has {getattr(configs.task, name)}; remove it"
         )
     task = configs.task.replace(**options)
-    text = _TEST_SET.read(task) or read_test_text(configs.corpora, task=task)
+    text = _TEST_SET.read(task) or read_test_text(configs.required_data, task=task)
     if configs.data is not None:
         names = DataConfig.fields_with(is_path=True)
         common.check_outputs([_OUTPUT, _EACH], [getattr(configs.data, name) for name in names])

@@ -41,10 +41,10 @@ _RUN_DIR = command_flags.define_path("run_dir", None, "Directory of the run.", r
 _START_FROM = command_flags.define_path(
     "start_from",
     None,
-    "A run, or one of its checkpoints such as runs/mine/checkpoints/step-1000. The new run "
-    "begins with its weights, vocabularies and model; data and training are new; the task "
-    "stays unless --task is given. --learning_rate is a tenth of the paper's by default; "
-    "--preset sets the training only.",
+    "A run, one of its checkpoints such as runs/mine/checkpoints/step-1000, or a model of the "
+    "package such as en-de. The new run begins with its weights, vocabularies and model; data and "
+    "training are new; the task stays unless --task is given. --learning_rate is a tenth of the "
+    "paper's by default; --preset sets the training only.",
 )
 _TENSORBOARD = flags.DEFINE_boolean(
     "tensorboard", False, "Write TensorBoard logs to <run_dir>/tensorboard."
@@ -122,7 +122,6 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.training.run import RunDirectory, prepare_run
 
     strategy = distribution.make_strategy(_STRATEGY.value)  # the first thing that TensorFlow does
-    worker = distribution.worker_of(strategy)
     run = RunDirectory(_RUN_DIR.value)
     configs = _find_configs(run, options)
     devs = _read_texts(configs)
@@ -133,7 +132,7 @@ def main(arguments: list[str]) -> None:
         cache_dir=_CACHE_DIR.value,
         say=_say,
     )
-    if distribution.value_of_chief(strategy, run.is_finished()):  # for all workers
+    if run.is_finished():
         step = run.checkpoints().steps()[-1]
         reason = _early_stop(run) or (
             f"the run has reached its last step, {step:,}; give more --train_steps to train on."
@@ -173,7 +172,7 @@ def main(arguments: list[str]) -> None:
             raise KeyboardInterrupt(report) from None
         print(report)
         sys.exit(0)
-    if worker.is_chief:
+    if distribution.worker_index(strategy) == 0:
         from keras_transformer.training.metrics import cost_summary, read_metrics
 
         training = run.configs().training
@@ -230,7 +229,9 @@ def _find_configs(run: "RunDirectory", options: dict[str, Any]) -> "RunConfigs":
         return run.make_configs(options, path)
     configs = settings.changed_configs(run.configs(), options)
     theirs = configs.origin.get("start_from")
-    if path is not None and str(local_path(path).resolve()) != theirs:
+    from keras_transformer.training.run import start_path
+
+    if path is not None and start_path(path) != theirs:
         raise InputError(
             f"run directory {run.path} holds another run: start_from is {theirs!r} there and "
             f"{path!r} here; remove it to resume the run, or give another --run_dir"
@@ -243,15 +244,15 @@ def _read_texts(configs: "RunConfigs") -> "list[ParallelText]":
     from keras_transformer.training.prepare import read_test_text, read_validation_texts
     from keras_transformer.training.validation import check_validation
 
-    devs = read_validation_texts(configs.corpora, configs.task)
+    devs = read_validation_texts(configs.required_data, configs.task)
     check_validation(configs.training, devs[0] if devs else None)
     if not devs:
-        is_pairs = configs.corpora.train_source is not None
+        is_pairs = configs.required_data.train_source is not None
         form = "--dev_source and --dev_target" if is_pairs else "--dev_file"
         print(f"There is no dev set; name one with {form}.")
     # Those of a run that is resumed may be gone.
     if (flags.FLAGS.test_source, flags.FLAGS.test_file) != (None, None):
-        read_test_text(configs.corpora, task=configs.task)
+        read_test_text(configs.required_data, task=configs.task)
     return devs
 
 

@@ -137,14 +137,12 @@ class DataConfig(JsonConfig):
         256,
         "Drop pairs with more tokens on either side from training and from the dev loss.",
         minimum=1,
-        may_change="until_trained",
     )
     max_length_ratio: float | None = option(
         None,
         "Drop training pairs whose longer side has more than this many times the tokens of the "
         "shorter side. Default: no limit.",
         minimum=1,
-        may_change="until_trained",
     )
     augment: float = option(
         0.0,
@@ -153,7 +151,6 @@ class DataConfig(JsonConfig):
         "scripts that are copied.",
         minimum=0,
         maximum=1,
-        may_change="until_trained",
     )
     subword_sampling: float = option(
         0.0,
@@ -161,7 +158,6 @@ class DataConfig(JsonConfig):
         "al. 2020), or exponent of the probabilities of unigram pieces. 0 turns it off.",
         minimum=0,
         below=1,
-        may_change="until_trained",
     )
 
     def __post_init__(self) -> None:

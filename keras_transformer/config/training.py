@@ -192,6 +192,14 @@ class TrainingConfig(JsonConfig):
         """Whether the dev set is evaluated after so many updates."""
         return step % self.event_steps[1] == 0 or step == self.train_steps
 
+    def is_saved(self, step: int) -> bool:
+        """Whether a checkpoint is written after so many updates."""
+        return step % self.checkpoint_steps == 0 or step == self.train_steps
+
+    def is_logged(self, step: int) -> bool:
+        """Whether a row of metrics is written after so many updates."""
+        return step % self.log_steps == 0 or self.is_validated(step) or self.is_saved(step)
+
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
         """Returns the training of a model preset, which depends on its `preset_size`."""

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 from keras import ops
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import Path, atomic_folder, local_path
-from keras_transformer.models import Seq2SeqModel, build_model
+from keras_transformer.models import Seq2SeqModel
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.checkpoints import by_name
 from keras_transformer.training.run import RunDirectory
@@ -54,18 +54,11 @@ def load_pretrained(name: str) -> PretrainedModel:
 
 def read_packed(folder: pathlib.Path) -> PretrainedModel:
     """Returns the model of a folder that `pack` wrote."""
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    configs = RunConfigs.from_dict(values)
+    run = RunDirectory(folder)
     card = (folder / "README.md").read_text(encoding="utf-8")
+    configs = run.configs()
     configs = configs._replace(origin={**configs.origin, "card": card})
-    source = Vocabulary.load(folder / "source.model")
-    has_two = (folder / "target.model").is_file()
-    target = Vocabulary.load(folder / "target.model") if has_two else source
-    model = build_model(configs.model, dtype="float32")
-    arrays = load((folder / "weights.safetensors").read_bytes())
-    for path, weight in by_name(model, model.weights).items():
-        weight.assign(arrays[path].astype(np.float32))
-    return PretrainedModel(model, source, target, configs)
+    return PretrainedModel(run.load_model(), *run.vocabularies(), configs)
 
 
 def pack(run: RunDirectory, folder: Path, card: Path, checkpoint: str = "auto") -> pathlib.Path:

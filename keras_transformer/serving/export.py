@@ -216,7 +216,7 @@ def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
     for name in DataConfig.fields_with(is_path=True):  # without their folders
         if values.get(name) is not None:
             values[name] = ",".join(map(os.path.basename, split_list(values[name])))
-    metrics = {f"step-{step}": scores for step, scores in run.checkpoints().metrics.read().items()}
+    metrics = {f"step-{step}": scores for step, scores in run.checkpoints().dev_metrics().items()}
     measured = next(reversed(metrics), None) if checkpoint == AVERAGE else checkpoint
     return description | {
         "data": values,

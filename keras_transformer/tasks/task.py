@@ -31,7 +31,7 @@ class Metric:
     """A number that compares models.
 
     Attributes:
-        name: in metrics.jsonl, in checkpoint_metrics.json and after --stop_metric.
+        name: in metrics.jsonl, in manifest.json of the checkpoints and after --stop_metric.
         label: on the terminal and in plots; the name by default.
         higher_is_better: its direction.
     """

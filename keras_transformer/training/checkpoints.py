@@ -1,50 +1,48 @@
-"""The checkpoints of a training run: written whole or not at all, found, restored and averaged.
+"""The checkpoints of a run: a file of arrays for each, and one manifest.
 
-A checkpoint `name` is `name.data-00000-of-00001` and `name.index`. Both are written to a temporary
-folder, synced to disk and moved into place; the index, which completes the checkpoint, comes last.
+step-4000.safetensors  weights, optimizer, random states and moving averages after 4,000 updates
+average.safetensors    the mean of the weights of several checkpoints: the result of the run
+manifest.json          the SHA-256 of each file, and the dev metrics of each validated step
+
+A file is renamed to its final name once it is whole, synced, and listed in the manifest: a killed
+process leaves the checkpoints before it. A file that differs from its digest is damaged, and the
+newest whole one is taken.
 
 Regular checkpoints are written at fixed intervals and at the end. Any other was written because
 the run was stopped, and is dropped once a regular one follows: stopping a run changes neither
 which checkpoints are kept nor their average.
 """
 
-import collections
-import contextlib
+import hashlib
 import json
 import math
+import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
 import tensorflow as tf
 
-from keras_transformer.errors import InputError, one_line
+from keras_transformer.errors import InputError, writing
 from keras_transformer.files import sha256, sync, temporary_folder, write_atomically
 from keras_transformer.tasks import Metric
 
 Variable = Any  # keras.Variable or tf.Variable, also a mirrored one
-# TensorFlow's variables, or what a strategy has made of them, by group and name. The files are the
-# same for any number of devices.
-Contents = Mapping[str, Mapping[str, Variable]]
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 AVERAGE = "average"
-START = "step-0"  # weights that a run begins with
+START = "step-0"  # weights that a run begins with, without an optimizer
 
 
 class DamagedError(InputError):
-    """A checkpoint exists and cannot be read.
-
-    Attributes:
-        what: which one, and what is wrong with it.
-    """
-
-    def __init__(self, what: str, others: str) -> None:
-        super().__init__(f"{what}; use another one, there is {others}")
-        self.what = what
+    """A checkpoint exists and is not whole."""
 
 
 class Checkpoints:
@@ -57,9 +55,6 @@ class Checkpoints:
         every: steps between two regular checkpoints.
         end: the last step of the run, whose checkpoint is a regular one too.
         metric: the task's, by which checkpoints are ranked; without one none is the best.
-
-    Attributes:
-        metrics: the metrics of the dev set at each checkpoint.
     """
 
     def __init__(
@@ -78,21 +73,21 @@ class Checkpoints:
         self.every = every
         self.end = end
         self.metric = metric
-        self.metrics = CheckpointMetrics(folder / "checkpoint_metrics.json")
 
     # Which there are
 
     def steps(self) -> list[int]:
-        """Returns the steps of the complete checkpoints `step-N`, oldest first."""
-        return sorted(
-            int(match.group(1))
-            for path in self.folder.glob("step-*.index")
-            if (match := re.fullmatch(r"step-(\d+)", path.stem))
-        )
+        """Returns the steps of the checkpoints `step-N`, oldest first."""
+        matches = (re.fullmatch(r"step-(\d+)", path.stem) for path in self._files())
+        return sorted(int(match[1]) for match in matches if match)
 
     def has_average(self) -> bool:
         """Whether the run's result exists; a later checkpoint drops it."""
-        return self._exists(AVERAGE)
+        return self.path(AVERAGE).exists()
+
+    def path(self, name: str) -> pathlib.Path:
+        """Returns the file of a checkpoint."""
+        return self.folder / f"{name}.safetensors"
 
     def is_regular(self, step: int) -> bool:
         """Whether an uninterrupted run writes a checkpoint at this step."""
@@ -117,18 +112,18 @@ class Checkpoints:
         """
         if self.metric is None:
             return []
-        metrics, name = self.metrics.read(), self.metric.name
-        known = [
+        metrics, name = self.dev_metrics(), self.metric.name
+        ranked = [
             (self.metric.rank(metrics[step][name]), step)
             for step in (self.steps() if steps is None else steps)
             if self.is_regular(step) and not math.isnan(metrics.get(step, {}).get(name, math.nan))
         ]
-        return sorted(step for _, step in sorted(known, reverse=True)[:count])
+        return sorted(step for _, step in sorted(ranked, reverse=True)[:count])
 
     def is_stalled(self, step: int, metric: Metric, patience: int) -> bool:
         """Whether a metric has not improved at the last `patience` checkpoints (early stopping)."""
-        best, waited = -float("inf"), 0
-        for other, metrics in self.metrics.read().items():
+        best, waited = -math.inf, 0
+        for other, metrics in self.dev_metrics().items():
             # Metrics of later steps are left by a run whose newest checkpoint was damaged, those of
             # other steps by the end of a run that was extended.
             if other <= step and self.is_regular(other) and metric.name in metrics:
@@ -145,41 +140,31 @@ class Checkpoints:
                 the latest if there is none. "auto" skips damaged ones, and says so on stderr.
 
         Raises:
-            InputError: the name is unknown, there is no checkpoint, or all are damaged.
+            InputError: there is no such checkpoint, or all are damaged.
         """
-        if which == AVERAGE:
-            return AVERAGE
-        candidates = [AVERAGE] * self.has_average() + [f"step-{n}" for n in reversed(self.steps())]
-        if which == "auto" and candidates:
-            name, damaged = self._first_whole(candidates, self._check)
-            if damaged:
-                print(f"{damaged}; using {name} instead.", file=sys.stderr)
-            return name
-        steps = self.best(1) if which == "best" else self.steps()
-        if which in ("latest", "best") and steps:
-            return f"step-{steps[-1]}"
-        step = which.removeprefix("step-")
-        if step.isdecimal():
-            return f"step-{step}"
-        if not candidates:
+        names = [AVERAGE] * self.has_average() + [f"step-{n}" for n in reversed(self.steps())]
+        if not names:
             raise InputError(f"no checkpoint in {self.folder} yet; train the run first")
-        known = ": give auto, latest, best"
-        if which == "best":
-            label = "metric" if self.metric is None else self.metric.label
-            known = f", since none has a dev {label}: give auto, latest"
-        raise InputError(
-            f"no checkpoint {which!r} in {self.folder}{known}, average or a step; "
-            f"there is {self.listing()}"
-        )
+        if which == "auto":
+            return self._newest_whole(names, lambda line: print(line, file=sys.stderr))[0]
+        steps = {"latest": self.steps()[-1:], "best": self.best(1)}.get(which, [])
+        name = f"step-{steps[0]}" if steps else which
+        name = f"step-{name}" if name.isdecimal() else name
+        if name not in names:
+            raise InputError(
+                f"no checkpoint {which!r} in {self.folder}; give auto, latest, best (by the dev "
+                f"metric, if it was measured) or one of {', '.join(reversed(names))}"
+            )
+        return name
 
     def digest(self, name: str) -> str:
-        """Returns the SHA-256 of a checkpoint's files."""
-        return sha256(sorted(self.folder.glob(f"{name}.*")))
+        """Returns the SHA-256 of a checkpoint's file."""
+        return sha256([self.path(name)])
 
-    def listing(self, without: str | None = None) -> str:
-        """Returns the names of all checkpoints, or of all but one, for messages."""
-        names = [f"step-{step}" for step in self.steps()] + [AVERAGE] * self.has_average()
-        return ", ".join(name for name in names if name != without) or "none"
+    def dev_metrics(self) -> dict[int, dict[str, float]]:
+        """Returns the metrics of the dev set by step, in the order of the steps."""
+        metrics = self._manifest()["metrics"]
+        return {int(step): metrics[step] for step in sorted(metrics, key=int)}
 
     # Writing
 
@@ -196,24 +181,22 @@ class Checkpoints:
 
         Args:
             model: gives the weights, the states of dropout and the optimizer.
-            step, metrics: batches trained on, and metrics of the model then. They are written
-                first, and are the same whenever the step is reached: a crash in between is
-                harmless.
-            average_weights, extra: moving averages by the weight's path; other variables by name.
+            step: updates so far.
+            metrics: of the dev set at this step.
+            average_weights: moving averages by the weight's path.
+            extra: other variables by name.
 
         Raises:
             InputError: a weight is not finite, or the disk full; the earlier checkpoints stay.
         """
-        contents = training_contents(model, average_weights, extra)
-        for group in ("weights", "average_weights"):
-            for name, weight in contents.get(group, {}).items():
-                if weight.dtype.is_floating and not tf.reduce_all(tf.math.is_finite(weight)):
-                    raise InputError(
-                        f"weight {name} is not finite after step {step}, so no checkpoint was "
-                        f"written; there is {self.listing()}; train another run with a lower "
-                        "learning_rate or clip_norm"
-                    )
-        self._write(f"step-{step}", contents, (step, metrics) if metrics else None)
+        arrays = _read_variables(_training_variables(model, average_weights, extra))
+        for name, array in arrays.items():
+            if name.startswith(("weights/", "average_weights/")) and not np.isfinite(array).all():
+                raise InputError(
+                    f"{name} is not finite after step {step}, so no checkpoint was written; train "
+                    "another run with a lower learning_rate or clip_norm"
+                )
+        self._write(f"step-{step}", arrays, {step: metrics} if metrics else {})
         # Later checkpoints are damaged ones, and are rewritten.
         steps = [other for other in self.steps() if other <= step]
         regular = [other for other in steps if self.is_regular(other)]
@@ -221,34 +204,43 @@ class Checkpoints:
         for other in steps:
             if other not in keep:
                 self.drop(f"step-{other}")
-        for path in self.folder.glob("step-*.data-*"):  # left by a process that was killed
-            if not self._exists(path.stem):
-                path.unlink(missing_ok=True)
 
     def save_weights(self, model: keras.Model, name: str = AVERAGE) -> None:
         """Writes the model's weights, and nothing else, as a checkpoint."""
-        self._write(name, {"weights": by_name(model, model.weights)})
+        weights = by_name(model, model.weights)
+        self._write(name, _read_variables(_prefixed("weights", weights)))
+
+    def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Adds the metrics of the dev set at a step to the manifest."""
+        self._update_manifest(metrics={step: metrics})
 
     def drop(self, name: str) -> None:
         """Removes a checkpoint if it exists."""
-        for path in sorted(self.folder.glob(f"{name}.*"), reverse=True):  # "index" before "data"
-            path.unlink(missing_ok=True)
+        self.path(name).unlink(missing_ok=True)
+
+    def _write(
+        self, name: str, arrays: Arrays, metrics: Mapping[int, Mapping[str, float]] | None = None
+    ) -> None:
+        with writing(f"checkpoint {name} to {self.folder}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with temporary_folder(self.folder) as aside:
+                path = aside / "arrays"
+                path.write_bytes(safetensors.numpy.save(dict(arrays)))
+                sync(path)
+                for replaced in (AVERAGE, name):  # no average is older than the newest checkpoint
+                    self.drop(replaced)
+                self._update_manifest(digests={name: sha256([path])}, metrics=metrics or {})
+                os.replace(path, self.path(name))
 
     # Reading
 
     def restore(self, model: keras.Model, name: str) -> None:
-        """Reads the weights of checkpoint `name`, or their moving averages if it has them.
+        """Gives a model the weights of checkpoint `name`, or their moving averages if it has them.
 
         Raises:
             InputError: there is no such checkpoint, it is damaged, or it is another model's.
         """
-        weights = by_name(model, model.weights)
-        names = self._names(name)
-        averaged = names.get("average_weights", set())  # all but frozen ones
-        contents: dict[str, dict[str, Variable]] = collections.defaultdict(dict)
-        for path, weight in weights.items():
-            contents["average_weights" if path in averaged else "weights"][path] = weight
-        self._read(name, contents, weights)
+        assign(by_name(model, model.weights), _weights(self._load(name)), self.path(name))
 
     def resume(
         self,
@@ -266,207 +258,162 @@ class Checkpoints:
         Raises:
             InputError: all checkpoints are damaged, or the newest is another model's.
         """
-        self.metrics.read()  # a damaged file is reported now, not after an interval
-        contents = training_contents(model, average_weights, extra)
         names = [f"step-{step}" for step in reversed(self.steps())]
         if not names:
             return 0
-
-        def read(name: str) -> None:
-            parts = [contents]
-            if "optimizer" not in self._names(name):
-                # Weights only, which the run starts from: they are those of the moving average
-                # too.
-                groups = contents.keys() & {"weights", "average_weights"}
-                parts = [{"weights": contents[group]} for group in groups]
-            for part in parts:
-                self._read(name, part, contents["weights"])
-
-        name, damaged = self._first_whole(names, read)
-        step = int(name.removeprefix("step-"))
-        if damaged:
-            say(f"{damaged}; resuming from step {step}.")
-        return step
+        name, arrays = self._newest_whole(names, say)
+        variables = _training_variables(model, average_weights, extra)
+        if name == START:  # the weights that the run begins with, also those of the moving average
+            weights = _weights(arrays)
+            assign(by_name(model, model.weights), weights, self.path(name))
+            averages = {path: weights[path] for path in average_weights or {}}
+            assign(average_weights or {}, averages, self.path(name))
+        else:
+            assign(variables, arrays, self.path(name))
+        return int(name.removeprefix("step-"))
 
     def average(self, model: keras.Model, steps: Sequence[int]) -> None:
         """Sets the model's weights to the mean of those of the checkpoints (6.1)."""
         if not steps:
             raise InputError(f"no checkpoints to average in {self.folder}; train the run first")
-        sums = [np.zeros(weight.shape, np.float64) for weight in model.weights]
+        sums: dict[str, Any] = {}
         for step in steps:
-            self.restore(model, f"step-{step}")
-            for total, weight in zip(sums, model.weights, strict=True):
-                total += keras.ops.convert_to_numpy(weight)
-        for total, weight in zip(sums, model.weights, strict=True):
-            weight.assign(total / len(steps))
+            for path, array in _weights(self._load(f"step-{step}")).items():
+                sums[path] = sums.get(path, 0) + array.astype(np.float64)
+        means = {path: total / len(steps) for path, total in sums.items()}
+        assign(by_name(model, model.weights), means, self.path(f"step-{steps[-1]}"))
 
-    def _exists(self, name: str) -> bool:
-        return (self.folder / f"{name}.index").exists()
-
-    def _write(
-        self, name: str, contents: Contents, metrics: tuple[int, Mapping[str, float]] | None = None
-    ) -> None:
-        """Writes a checkpoint, replacing any of that name and an average."""
+    def _load(self, name: str) -> Arrays:
+        """Returns the arrays of a checkpoint; raises `DamagedError` if it is not whole."""
+        path = self.path(name)
+        if not path.exists():
+            raise InputError(f"no checkpoint {name} in {self.folder}; name another one")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if metrics:
-                self.metrics.write(*metrics)
-            with temporary_folder(self.folder) as aside:  # another process may write an average
-                tf.train.Checkpoint(**contents).write(str(aside / name))
-                paths = sorted(aside.glob(f"{name}.*"))  # "data" before "index"
-                for path in paths:
-                    sync(path)
-                for replaced in (AVERAGE, name):  # no average is older than the newest checkpoint
-                    self.drop(replaced)
-                for path in paths:
-                    path.replace(self.folder / path.name)
-        except (tf.errors.OpError, OSError) as error:
-            raise InputError(
-                f"cannot write checkpoint {name} to {self.folder} ({one_line(error)}); free some "
-                f"space, or make it writable, and run again; there is {self.listing()}"
-            ) from error
+            content = path.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            if digest != self._manifest()["sha256"].get(name, digest):
+                raise DamagedError(f"{path} is damaged: its SHA-256 is not that of the manifest")
+            return safetensors.numpy.load(content)
+        except (OSError, safetensors.SafetensorError) as error:
+            raise DamagedError(f"{path} is damaged ({error})") from error
 
-    def _read(self, name: str, contents: Contents, weights: Iterable[str]) -> None:
-        """Sets variables to what a checkpoint holds under their names.
-
-        Args:
-            name: of the checkpoint.
-            contents: the variables. The checkpoint may hold other groups, but in each of these
-                no other variables.
-            weights: names of all variables that it must have in its group "weights".
-
-        Raises:
-            InputError: there is no such checkpoint, it is damaged, or it holds other variables.
-        """
-        stored = self._names(name)
-        expected = {group: set(variables) for group, variables in contents.items()}
-        expected["weights"] = set(weights)
-        with self._reading(name):
-            for group, names in expected.items():
-                known = stored.get(group, set())
-                for differing, what in ((names - known, "lacks"), (known - names, "also has")):
-                    if differing:
-                        others = f" and {len(differing) - 1} others" * (len(differing) > 1)
-                        raise ValueError(f"it {what} {group}/{min(differing)}{others}")
-            status = tf.train.Checkpoint(**contents).read(str(self.folder / name))
-            status.assert_existing_objects_matched().expect_partial()
-
-    def _names(self, name: str) -> dict[str, set[str]]:
-        """Returns the names of a checkpoint's variables, by group; raises as `restore` does."""
-        if not self._exists(name):
-            raise InputError(f"no checkpoint {name} in {self.folder}; there is {self.listing()}")
-        with self._reading(name):
-            stored = tf.train.list_variables(str(self.folder / name))
-        names: dict[str, set[str]] = collections.defaultdict(set)
-        for key, _ in stored:
-            group, _, rest = key.partition("/")
-            variable = rest.partition("/")[0]
-            names[group].add(re.sub(r"\.(.)", lambda match: match[1].replace("S", "/"), variable))
-        return names
-
-    def _check(self, name: str) -> None:
-        """Reads a checkpoint from beginning to end; raises as `restore` does."""
-        self._names(name)
-        with self._reading(name):
-            reader = tf.train.load_checkpoint(str(self.folder / name))
-            for key in reader.get_variable_to_shape_map():
-                reader.get_tensor(key)  # compares checksums
-
-    def _first_whole(self, names: Sequence[str], read: Callable[[str], None]) -> tuple[str, str]:
-        """Returns the first of some checkpoints for which `read` does not raise `DamagedError`.
-
-        The second value says what is wrong with those before it, "" if nothing is. `InputError` is
-        raised if all are damaged.
-        """
+    def _newest_whole(self, names: Sequence[str], say: Callable[[str], None]) -> tuple[str, Arrays]:
+        """Returns the name and content of the first of some checkpoints that is not damaged."""
         damaged: list[str] = []
         for name in names:
             try:
-                read(name)
+                arrays = self._load(name)
             except DamagedError as error:
-                damaged.append(error.what)
-            else:
-                return name, "; ".join(damaged)
+                damaged.append(str(error))
+                continue
+            if damaged:
+                say(f"{'; '.join(damaged)}; using {name} instead.")
+            return name, arrays
         raise InputError(
             f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}; restore one from "
             "a copy, or delete them to start again"
         )
 
-    @contextlib.contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        """Makes an `InputError` of what TensorFlow raises when it reads a checkpoint."""
+    def _files(self) -> Iterable[pathlib.Path]:
+        return self.folder.glob("*.safetensors")
+
+    def _manifest(self) -> dict[str, dict[str, Any]]:
+        path = self.folder / "manifest.json"
+        if not path.exists():  # files without a digest are taken to be whole
+            return {"sha256": {}, "metrics": {}}
         try:
-            yield
-        except (AssertionError, ValueError) as error:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return {name: dict(values[name]) for name in ("sha256", "metrics")}
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(
-                f"checkpoint {self.folder / name} is of another model ({one_line(error)}); "
-                "give the run directory that it was made in, and use the same version of Keras"
-            ) from error
-        except (tf.errors.OpError, IndexError) as error:  # IndexError: a file that was cut short
-            what = f"checkpoint {self.folder / name} is damaged ({one_line(error)})"
-            raise DamagedError(what, self.listing(without=name)) from error
-
-
-class CheckpointMetrics:
-    """The metrics of the dev set at the checkpoints of a run, by step, in a JSON file.
-
-    Args:
-        path: the file; made when the first metrics are written.
-    """
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-
-    def read(self) -> dict[int, dict[str, float]]:
-        """Returns the metrics by step, in the order of the steps.
-
-        Raises:
-            InputError: the file cannot be read.
-        """
-        if not self.path.exists():
-            return {}
-        try:
-            by_step = json.loads(self.path.read_text(encoding="utf-8"))
-            return {
-                int(step): {name: float(value) for name, value in metrics.items()}
-                for step, metrics in sorted(by_step.items(), key=lambda entry: int(entry[0]))
-            }
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{self.path} is damaged ({type(error).__name__}: {error}); restore it from a "
-                "copy, or delete it to continue without the metrics of earlier checkpoints"
+                f"{path} is damaged ({type(error).__name__}: {error}); restore it from a copy, or "
+                "delete it to continue without the metrics of earlier checkpoints"
             ) from error
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics at a step, or replaces them; raises `OSError`."""
-        by_step = self.read() | {step: {name: float(value) for name, value in metrics.items()}}
-        write_atomically(self.path, json.dumps(by_step, indent=1) + "\n")
+    def _update_manifest(
+        self,
+        digests: Mapping[str, str] | None = None,
+        metrics: Mapping[int, Mapping[str, float]] | None = None,
+    ) -> None:
+        values = self._manifest()
+        names = {path.stem for path in self._files()}
+        kept = {name: digest for name, digest in values["sha256"].items() if name in names}
+        values["sha256"] = kept | dict(digests or {})
+        values["metrics"] |= {
+            str(step): {name: float(value) for name, value in of_step.items()}
+            for step, of_step in (metrics or {}).items()
+        }
+        write_atomically(self.folder / "manifest.json", json.dumps(values, indent=1) + "\n")
 
 
-# The contents: weights, random states and the optimizer's variables, each by a name. A name follows
-# from the path of a weight or layer within the model, never from the order in which Keras keeps
-# variables: that order may change with a version of Keras.
-
-
-def training_contents(
-    model: keras.Model,
-    average_weights: Mapping[str, Variable] | None,
-    extra: Mapping[str, Variable] | None,
-) -> dict[str, dict[str, Variable]]:
-    """Returns the variables that training resumes from, by group and name."""
-    contents = {
-        "weights": by_name(model, model.weights),
-        "seeds": _seed_states(model),
-        "optimizer": _optimizer_state(model),
-    }
-    for group, variables in (("average_weights", average_weights), ("extra", extra)):
-        if variables:
-            contents[group] = {name: value_of(variable) for name, variable in variables.items()}
-    return contents
+# The variables: weights, random states and the optimizer's, each by a name. A name follows from the
+# path of a weight or layer within the model, never from the order in which Keras keeps variables:
+# that order may change with a version of Keras. It is the same for any number of devices.
 
 
 def by_name(model: keras.Model, weights: Sequence[keras.Variable]) -> dict[str, Variable]:
     """Returns some of a model's weights under names that are the same in any process."""
     return _unique((_path_within(model, weight), weight) for weight in weights)
+
+
+def assign(variables: Mapping[str, Variable], arrays: Arrays, path: pathlib.Path) -> None:
+    """Sets variables to the arrays of the same names, which are those of a file.
+
+    Raises:
+        InputError: names or shapes differ.
+    """
+    shapes = {name: tuple(value_of(variable).shape) for name, variable in variables.items()}
+    differing = [
+        name
+        for name in sorted(shapes.keys() | arrays.keys())
+        if name not in arrays or shapes.get(name) != arrays[name].shape
+    ]
+    if differing:
+        raise InputError(
+            f"{path} is of another model: {len(differing)} variables differ, the first is "
+            f"{differing[0]}; give the run directory that it was made in"
+        )
+    for name, variable in variables.items():
+        tensorflow_variable = value_of(variable)
+        tensorflow_variable.assign(tf.cast(arrays[name], tensorflow_variable.dtype))
+
+
+def value_of(variable: Variable) -> Variable:
+    """Returns TensorFlow's variable of a Keras one; another as it is."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _training_variables(
+    model: keras.Model,
+    average_weights: Mapping[str, Variable] | None,
+    extra: Mapping[str, Variable] | None,
+) -> dict[str, Variable]:
+    """Returns the variables that training resumes from."""
+    return {
+        **_prefixed("weights", by_name(model, model.weights)),
+        **_prefixed("seeds", _seed_states(model)),
+        **_prefixed("optimizer", _optimizer_state(model)),
+        **_prefixed("average_weights", average_weights or {}),
+        **_prefixed("extra", extra or {}),
+    }
+
+
+def _prefixed(group: str, variables: Mapping[str, Variable]) -> dict[str, Variable]:
+    return {f"{group}/{name}": variable for name, variable in variables.items()}
+
+
+def _weights(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """Returns the weights in a checkpoint by path: their moving averages if it has them."""
+    weights: dict[str, npt.NDArray[Any]] = {}
+    for group in ("weights/", "average_weights/"):  # these lack frozen weights
+        for name, array in arrays.items():
+            if name.startswith(group):
+                weights[name.removeprefix(group)] = array
+    return weights
+
+
+def _read_variables(variables: Mapping[str, Variable]) -> dict[str, npt.NDArray[Any]]:
+    return {name: np.asarray(value_of(each).numpy()) for name, each in variables.items()}
 
 
 def _path_within(model: keras.Model, weight: keras.Variable) -> str:
@@ -532,10 +479,5 @@ def _unique(named: Iterable[tuple[str, Variable]]) -> dict[str, Variable]:
                 f"two variables have the name {name}, so a checkpoint cannot tell them apart; "
                 "give the model's layers other names"
             )
-        variables[name] = value_of(variable)
+        variables[name] = variable
     return variables
-
-
-def value_of(variable: Variable) -> Variable:
-    """Returns TensorFlow's variable of a Keras one; another as it is."""
-    return variable.value if isinstance(variable, keras.Variable) else variable

@@ -1,7 +1,6 @@
 """From text to vocabularies and token ids, as a task reads the files that a `DataConfig` names."""
 
 import itertools
-import os
 import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,10 +23,13 @@ from keras_transformer.data import (
     learn_from_corpus,
 )
 from keras_transformer.errors import InputError
+from keras_transformer.files import Path, local_path
 from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import SubwordSampler, Vocabulary
 from keras_transformer.text.learning import kind_of
 from keras_transformer.training.settings import RunConfigs
+
+Say = Callable[[str], None]  # called with lines about the progress
 
 _TRANSLATION = TranslationTask()
 _MEASURED_PAIRS = 1_000_000  # to find how long outputs must be
@@ -38,26 +40,39 @@ _NORMALIZED_PAIRS = 100_000  # of each corpus, to see what normalization changes
 def training_corpus(
     data: DataConfig,
     vocabularies: tuple[Vocabulary, Vocabulary],
-    cache_folder: str | os.PathLike[str],
-    progress: Callable[[int], None] = lambda num_pairs: None,
+    folder: Path,
     *,
-    keep_others: bool = True,
     task: Task = _TRANSLATION,
+    cache_dir: Path | None = None,
+    say: Say = lambda line: None,
 ) -> TokenizedCorpus:
-    """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`."""
+    """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`.
+
+    Args:
+        data: names the text and its limits.
+        vocabularies: of source and target.
+        folder: of the run, for the tokenized text.
+        task: reads the text.
+        cache_dir: instead of the folder, one that several runs share.
+        say: receives lines about the progress and what was dropped.
+    """
     subword_samplers(data, vocabularies)  # reports vocabularies without subwords first
     sources = task.train_sources(data)
     if data.augment:
         sources = [AugmentedPairs(source, data.augment) for source in sources]
-    return cached_corpus(
-        cache_folder,
+    corpus = cached_corpus(
+        folder if cache_dir is None else local_path(cache_dir),
         sources,
         vocabularies,
         max_length=data.max_length,
         max_length_ratio=data.max_length_ratio,
-        progress=progress,
-        keep_others=keep_others,
+        progress=lambda pairs: say(f"Tokenizing: {pairs:,} pairs ..."),
+        keep_others=cache_dir is not None,
     )
+    for reason, count in corpus.dropped.items():
+        if count:
+            say(f"Dropped {count:,} pairs: {reason}.")
+    return corpus
 
 
 def read_validation_texts(data: DataConfig, task: Task = _TRANSLATION) -> list[ParallelText]:
@@ -112,35 +127,27 @@ def with_room_for_targets(
         corpus: the text that it trains on.
         say: receives a line for each limit that is raised.
     """
-    search = configs.search_config()
+    search, limits = configs.search_config(), dict(configs.search)
     source, target = corpus.lengths(slice(None, None, -(-len(corpus) // _MEASURED_PAIRS)))
 
-    def limit(name: str, tokens: npt.NDArray[np.int64], what: str) -> int:
+    def raise_limit(name: str, tokens: npt.NDArray[np.int64], what: str) -> int:
+        """Returns the limit of that name, raised if too many numbers of tokens are above it."""
         limit: int = getattr(search, name)
         share = np.mean(tokens > limit)
         if share <= _BEYOND_SHARE:
             return limit
         longest = int(np.quantile(tokens, 1 - _BEYOND_SHARE, method="higher"))
-        higher = min(-(-longest // 10) * 10, MAX_TOKENS)
+        limits[name] = higher = min(-(-longest // 10) * 10, MAX_TOKENS)
         say(
-            f"{share:.1%} of the training {what}, the default limit of a search: the run searches "
-            f"with {name}={higher}."
+            f"{share:.1%} of the training {what.format(limit)}, the default limit of a search: the "
+            f"run searches with {name}={higher}."
         )
         return higher
 
-    max_source = limit(
-        "max_source_length",
-        source - 1,  # without EOS
-        f"sources have over {search.max_source_length} tokens",
-    )
-    max_extra = limit(
-        "max_extra_length",
-        target - np.minimum(source, max_source + 1),
-        f"targets have over {search.max_extra_length} tokens more than their sources",
-    )
-    limits = {"max_source_length": max_source, "max_extra_length": max_extra}
-    changed = {name: value for name, value in limits.items() if value != getattr(search, name)}
-    return configs._replace(search={**configs.search, **changed})
+    longest = raise_limit("max_source_length", source - 1, "sources have over {} tokens")  # no EOS
+    extra = target - np.minimum(source, longest + 1)
+    raise_limit("max_extra_length", extra, "targets have over {} tokens more than their sources")
+    return configs._replace(search=limits)
 
 
 def subword_samplers(

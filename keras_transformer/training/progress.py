@@ -1,37 +1,35 @@
-"""The log of training: rows of metrics in files, and as lines on a terminal or in a log.
+"""The log of training: rows of metrics in metrics.jsonl, in TensorBoard, and as lines of text.
 
-A row of metrics (see `metrics.py`) is a line, and the values of the dev set another one:
+On a terminal a bar of tqdm shows the steps and the newest row; elsewhere each row is a line. The
+values of the dev set are another line:
 
-300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 3.0e-4  5.21k tok/s  4.61T FLOP  left 1h05m
+  300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 0.0003  5,210 tokens/s
 1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31 (500 of 2,000, 3 cut)  on the dev set
 
 Where a metric was not measured on all sentences of a dev set, or outputs were cut at the longest
 that a search may give, their numbers follow it.
 """
 
-import math
-import shutil
-import signal
+import pathlib
 import sys
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TextIO
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
-from keras_transformer.config import TrainingConfig
+import tensorflow as tf
+from tqdm import tqdm
+
+from keras_transformer.errors import needs_extra
 from keras_transformer.models import Seq2SeqModel
-from keras_transformer.tasks import Metric
-from keras_transformer.training.distribution import all_or_none, worker_of
+from keras_transformer.tasks import VALIDATION_METRICS, Metric
+from keras_transformer.training.distribution import worker_index
 from keras_transformer.training.metrics import (
-    MetricsFile,
     Row,
-    TensorBoardLog,
     TrainingMeter,
+    append_row,
     dev_values,
-    with_dev_values,
+    keep_rows,
 )
 from keras_transformer.training.run import RunDirectory
-
-_SECONDS_BETWEEN_DRAWINGS = 0.5
 
 
 class Measure(Protocol):
@@ -45,15 +43,14 @@ class Measure(Protocol):
 class TrainingLog:
     """Measures the updates of a run, and writes rows of them to all that show it.
 
-    Every worker measures; the first one writes metrics.jsonl, lines of progress and, if wanted,
-    TensorBoard's files.
+    Every worker measures; the first one writes.
 
     Args:
         run: the run.
         model: compiled, under the strategy that trains it.
-        training: of the run.
         dev_metrics: the metrics of the task, each with what measures it.
         step: rows beyond it are dropped from the files, and written again.
+        train_steps: of the run.
         tensorboard, show: as in `train`.
     """
 
@@ -61,250 +58,128 @@ class TrainingLog:
         self,
         run: RunDirectory,
         model: Seq2SeqModel,
-        training: TrainingConfig,
         *,
         dev_metrics: Mapping[Metric, Measure],
         step: int,
+        train_steps: int,
         tensorboard: bool,
         show: bool,
     ) -> None:
-        self._strategy = model.distribute_strategy
-        self._metrics = list(dev_metrics)
-        self._meter = TrainingMeter(model)
-        self._lines: ProgressLines | None = None
-        self._writers: list[Callable[[Row], None]] = []
-        with all_or_none(self._strategy):
-            if not worker_of(self._strategy).is_chief:
-                return
-            file = MetricsFile(run.metrics_path, step)
-            self._meter = TrainingMeter(model, file.last)
-            self._writers.append(file.append)
-            if tensorboard:
-                self._writers.append(TensorBoardLog(run.path / "tensorboard", file.rows()).write)
-            if show:
-                self._lines = ProgressLines(self._meter, dev_metrics, training.train_steps)
-                self._writers.append(self._lines.show)
+        self._dev_metrics = dev_metrics
+        self._path = run.metrics_path
+        self._train_steps = train_steps
+        self._writes = worker_index(model.distribute_strategy) == 0
+        self._shows = show and self._writes
+        self._skipped = 0.0
+        rows = keep_rows(self._path, step) if self._writes else []
+        self._meter = TrainingMeter(model, rows[-1] if rows else None)
+        self._board: TensorBoardLog | None = None
+        if tensorboard and self._writes:
+            self._board = TensorBoardLog(run.path / "tensorboard", rows)
+        self._bar = tqdm(
+            initial=max(step, 0),
+            total=train_steps,
+            unit="step",
+            file=sys.stdout,
+            dynamic_ncols=True,
+            disable=not (self._shows and sys.stdout.isatty()),
+        )
 
     def begin_batch(self) -> None:
         """Notes that an update begins."""
         self._meter.begin_batch()
 
-    def end_batch(self, step: int, values: Mapping[str, Any]) -> None:
-        """Takes the metrics of an update; none yet from several devices."""
-        if values:
-            self._meter.end_batch(values)
-        if self._lines and self._meter.has_values:
-            self._lines.end_batch(step)
+    def end_batch(self) -> None:
+        """Notes that an update has ended; does not wait for the device."""
+        self._bar.update()
 
-    def end_row(self, step: int) -> Row:
-        """Returns the metrics since the last row; waits for the device."""
-        return self._meter.end_row(step)
+    def end_row(self, step: int, values: Mapping[str, Any]) -> Row:
+        """Returns a row of the model's metrics since the last row; waits for the device."""
+        return self._meter.end_row(step, values)
 
-    def write(self, row: Row, dev_values: Mapping[str, float]) -> None:
-        """Writes a row, with values of the dev sets if there are any."""
-        with all_or_none(self._strategy):
-            for write in self._writers:
-                write(with_dev_values(row, dev_values, self._metrics))
-
-    @property
-    def signals(self) -> list[signal.Signals]:
-        """SIGPIPE if nobody reads standard output any more."""
-        return [signal.SIGPIPE] if self._lines and self._lines.is_closed else []
+    def write(self, row: Row, values: Mapping[str, float]) -> None:
+        """Writes a row, with those of some values that are metrics of the dev sets."""
+        if not self._writes:
+            return
+        names = [metric.name for metric in (*VALIDATION_METRICS, *self._dev_metrics)]
+        row = row | {name: values[name] for name in names if name in values}
+        append_row(self._path, row)
+        if self._board:
+            self._board.write(row)
+        if self._shows:
+            self._show(row)
 
     def close(self) -> None:
-        """Ends the line of progress."""
-        if self._lines:
-            self._lines.finish()
+        """Ends the bar."""
+        self._bar.close()
 
-
-class ProgressLines:
-    """Writes lines of at most 100 columns, up to a million steps.
-
-    A log file gets a line for each row. On a terminal one line is overwritten at most every half
-    second, and only lines about the dev set stay.
-
-    Args:
-        meter: measures the batches that are not in a row yet.
-        metrics: of the task, to show beside those of validation; each with
-            what measures it, for the numbers of sentences.
-        train_steps: batches of the whole run.
-        stream: where to write; None means standard output.
-        live: whether it is a terminal; None means to ask it.
-
-    Attributes:
-        is_closed: whether nobody reads the stream any more: the reader of a pipe has ended, or the
-            terminal was closed.
-    """
-
-    def __init__(
-        self,
-        meter: TrainingMeter,
-        metrics: Mapping[Metric, Measure],
-        train_steps: int,
-        stream: TextIO | None = None,
-        live: bool | None = None,
-    ) -> None:
-        self._meter = meter
-        self._metrics = metrics
-        self._train_steps = train_steps
-        self._stream = stream or sys.stdout
-        self._live = self._stream.isatty() if live is None else live
-        self._row: Row | None = None
-        self._skipped = 0.0
-        self._pace = _Pace()
-        self._drawn = -math.inf  # the time of the last drawing
-        self.is_closed = False
-        self._is_open = False  # whether the line that changes is on the terminal
-
-    def end_batch(self, step: int) -> None:
-        """Redraws the line of a terminal now and then."""
-        now = time.perf_counter()
-        self._pace.note(step, now)
-        if self._live and now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
-            self._drawn = now
-            # Once there is a whole row, its values are steadier than those of a few batches.
-            self._draw(self._row or self._meter.row_so_far(step), step)
-
-    def show(self, row: Row) -> None:
-        """Shows a row."""
-        step = int(row["step"])
+    def _show(self, row: Row) -> None:
         if "loss" in row:  # before the first update there is none
-            self._row = row
-            if self._live:
-                self._draw(row, step)
+            parts = [*_quality(row), f"lr {row['learning_rate']:.2g}"]
+            parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
+            if self._bar.disable:
+                self._print(row, parts)
             else:
-                self._write(self._training_line(row, step))
+                self._bar.set_postfix_str("  ".join(parts))
         if row["skipped_steps"] > self._skipped:
             self._skipped = row["skipped_steps"]
             text = f"{self._skipped:,} updates skipped so far: gradient not finite"
-            self._write(f"{self._steps(step)}  {text}")
+            self._print(row, [text])
         if dev_values(row):
-            self._write(self._dev_line(row))
+            dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
+            metrics = [
+                _measured(metric, measure, row[metric.name])
+                for metric, measure in self._dev_metrics.items()
+                if metric.name in row
+            ]
+            self._print(row, [*_quality(dev), *metrics, "on the dev set"])
 
-    def finish(self) -> None:
-        """Ends the line that changes, so that other text starts on a new line."""
-        if self._is_open:
-            self._is_open = False
-            self._put("\n")
-
-    def _draw(self, row: Row, step: int) -> None:
-        """Overwrites the line that changes."""
-        line = self._training_line(row, step)
-        columns = shutil.get_terminal_size().columns - 1
-        self._put("\r" + line[:columns].ljust(columns))
-        self._is_open = True
-
-    def _write(self, line: str) -> None:
-        self.finish()
-        self._put(line + "\n")
-
-    def _put(self, text: str) -> None:
-        if self.is_closed:
-            return
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except OSError:
-            self.is_closed = True
-
-    def _training_line(self, row: Row, step: int) -> str:
-        parts = [
-            self._steps(step),
-            *_quality(row),
-            f"lr {_scientific(row['learning_rate'])}",
-            f"{_thousands(row['tokens_per_second'])} tok/s",
-        ]
-        if "flops" in row:
-            parts.append(f"{_thousands(row['flops'])} FLOP")
-        seconds = self._pace.seconds_per_step(step, time.perf_counter())
-        if seconds is not None:
-            parts.append(f"left {_duration((self._train_steps - step) * seconds)}")
-        return "  ".join(parts)
-
-    def _dev_line(self, row: Row) -> str:
-        dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
-        parts = [self._steps(row["step"]), *_quality(dev)]
-        for metric, measure in self._metrics.items():
-            if metric.name in row:
-                count, total, cut = measure.num_sentences, measure.num_all, measure.num_cut
-                notes = [f"{count:,} of {total:,}"] * (count < total) + [f"{cut:,} cut"] * (cut > 0)
-                note = f" ({', '.join(notes)})" if notes else ""
-                parts.append(f"{metric.label} {row[metric.name]:.2f}{note}")
-        return "  ".join([*parts, "on the dev set"])
-
-    def _steps(self, step: float) -> str:
+    def _print(self, row: Row, parts: Iterable[str]) -> None:
         total = f"{self._train_steps:,}"
-        return f"{step:{len(total)},}/{total}"
-
-
-class _Pace:
-    """The time of a step, checkpoints and all, over the later half of the steps or more.
-
-    The first step, in which the graph is built and compiled, does not count, and the next ones, in
-    which batches of new shapes are, are forgotten.
-    """
-
-    def __init__(self) -> None:
-        self._first = 0
-        self._starts: list[tuple[int, float]] = []  # of measurements: step, and when it was done
-
-    def note(self, step: int, now: float) -> None:
-        """Notes that a step is done."""
-        if not self._starts:
-            self._first, self._starts = step, [(step, now)] * 2
-        elif step - self._first >= 2 * (self._starts[1][0] - self._first):
-            self._starts = [self._starts[1], (step, now)]
-
-    def seconds_per_step(self, step: int, now: float) -> float | None:
-        """Returns the seconds of a step, None before two steps are done."""
-        if not self._starts or step == self._starts[0][0]:
-            return None
-        start, time_of_start = self._starts[0]
-        return (now - time_of_start) / (step - start)
+        tqdm.write("  ".join([f"{int(row['step']):{len(total)},}/{total}", *parts]))
+        sys.stdout.flush()
 
 
 def _quality(row: Mapping[str, float]) -> list[str]:
-    parts = []
-    if "loss" in row:
-        parts.append(f"loss {_five_columns(row['loss'])}")
-    if "perplexity" in row:
-        parts.append(f"ppl {_five_columns(row['perplexity'])}")
-    if "accuracy" in row:
-        parts.append(f"acc {row['accuracy']:5.1%}")
-    return parts
+    labels = {"loss": "loss {:#.4g}", "perplexity": "ppl {:#.4g}", "accuracy": "acc {:5.1%}"}
+    return [label.format(row[name]) for name, label in labels.items() if name in row]
 
 
-def _five_columns(value: float) -> str:
-    """Returns 1.234, 12.34, 123.4, 1234 or 1e+07."""
-    if not math.isfinite(value) or value >= 99999.5:
-        return f"{value:5.0e}"
-    digits = 3 - (value >= 9.9995) - (value >= 99.995) - (value >= 999.95)
-    return f"{value:5.{digits}f}"
+def _measured(metric: Metric, measure: Measure, value: float) -> str:
+    count, total, cut = measure.num_sentences, measure.num_all, measure.num_cut
+    notes = [f"{count:,} of {total:,}"] * (count < total) + [f"{cut:,} cut"] * (cut > 0)
+    return f"{metric.label} {value:.2f}" + (f" ({', '.join(notes)})" if notes else "")
 
 
-def _thousands(value: float) -> str:
-    """Returns three digits and a unit: 987, 9.87k, 98.7k, 987k or 9.87M, in five columns."""
-    for unit in ("", "k", "M", "G", "T", "P", "E", "Z"):
-        if value < 999.5 or unit == "Z":
-            break
-        value /= 1000
-    digits = 0 if not unit else 2 - (value >= 9.995) - (value >= 99.95)
-    return f"{value:.{digits}f}{unit}".rjust(5)
+class TensorBoardLog:
+    """Writes rows as two TensorBoard runs, "train" and "dev", which share their charts.
 
+    What earlier processes wrote there is replaced by the rows of metrics.jsonl: some of it may be
+    of updates after the checkpoint that the run resumes from.
 
-def _scientific(value: float) -> str:
-    """Returns 7.0e-4, which Python writes as 7.0e-04."""
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
+    Args:
+        folder: where to.
+        rows: those of the run so far.
+    """
 
+    def __init__(self, folder: pathlib.Path, rows: Iterable[Row] = ()) -> None:
+        with needs_extra("tensorboard"):  # without it tf.summary has no scalar
+            import tensorboard  # noqa: F401
+        for path in folder.glob("*/events.out.tfevents.*"):
+            path.unlink()
+        self._writers = {
+            run: tf.summary.create_file_writer(str(folder / run)) for run in ("train", "dev")
+        }
+        for row in rows:
+            self.write(row)
 
-def _duration(seconds: float) -> str:
-    """Returns 45s, 3m20s, 1h05m or 2d07h."""
-    minutes, hours = round(seconds) // 60, round(seconds) // 3600
-    if minutes == 0:
-        return f"{seconds:.0f}s"
-    if hours == 0:
-        return f"{minutes}m{round(seconds) % 60:02}s"
-    if hours < 24:
-        return f"{hours}h{minutes % 60:02}m"
-    return f"{hours // 24}d{hours % 24:02}h"
+    def write(self, row: Row) -> None:
+        """Writes one row; its values of the dev set go to the run "dev"."""
+        dev = dev_values(row)
+        # TensorBoard's x-axes show steps and seconds already.
+        train = {name: row[name] for name in row.keys() - dev.keys() - {"step", "seconds"}}
+        for run, values in (("train", train), ("dev", dev)):
+            with self._writers[run].as_default(step=int(row["step"])):
+                for name, value in values.items():
+                    tf.summary.scalar(name.removeprefix("val_"), value)
+            self._writers[run].flush()

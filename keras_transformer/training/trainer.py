@@ -1,14 +1,14 @@
 """The program of a training run: what happens in which order.
 
  1. Options become configurations                       settings.new_configs
- 2. Vocabularies, token ids, files of the run           run.create_run, or reopen_run
+ 2. Vocabularies, token ids, files of the run           run.prepare_run
  3. Only this process may train the run                 RunDirectory.lock
  4. Build and compile the model                         Trainer.__init__
- 5. Read the newest checkpoint, go on from its step     Trainer._resume
+ 5. Read the newest checkpoint, go on from its step     Checkpoints.resume
  6. Plan batches from that step on, for all devices     Trainer._batches, BatchPlan
  7. One update after another (models/update.py)         Trainer.train, TensorFlowUpdate.update
- 8. After an update: log, validate, save                Due.after, Trainer._follow
- 9. Stop: at the last step, by a metric, by a signal    Trainer._is_stalled, _signal_to_any
+ 8. After an update: log, validate, save                Trainer._after_update
+ 9. Stop: at the last step, by a metric, by a signal    Trainer.train, _is_stalled
 10. Average checkpoints                                 Trainer.average
 
 A checkpoint holds weights, optimizer, random numbers of dropout and moving averages. Nothing
@@ -17,15 +17,15 @@ not.
 """
 
 import contextlib
+import hashlib
+import json
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
-from typing_extensions import Self
 
-from keras_transformer.config import TrainingConfig
 from keras_transformer.data import (
     MAX_COMPILED_SHAPES,
     MAX_SHAPES,
@@ -39,13 +39,12 @@ from keras_transformer.errors import InputError
 from keras_transformer.host import noted_signals
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.training.distribution import (
-    all_or_none,
     distributed,
+    num_workers,
     report_lost_worker,
     report_out_of_memory,
-    sum_over_workers,
-    value_of_chief,
-    worker_of,
+    wait_for_workers,
+    worker_index,
 )
 from keras_transformer.training.metrics import first_row
 from keras_transformer.training.optimizer import (
@@ -58,9 +57,6 @@ from keras_transformer.training.prepare import subword_samplers
 from keras_transformer.training.progress import TrainingLog
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.validation import Validation, check_validation
-
-# Steps after which several workers ask each other whether to stop; each time a GPU must wait.
-_STEPS_BETWEEN_QUESTIONS = 8
 
 
 def train(
@@ -91,8 +87,7 @@ def train(
         show: whether to print progress on standard output.
 
     Raises:
-        Stopped: by SIGTERM, SIGHUP, Ctrl-C or the end of the program that reads standard output,
-            after a checkpoint of the present step was written.
+        Stopped: by SIGTERM, SIGHUP or Ctrl-C, after a checkpoint of the present step was written.
         InputError: another process trains the run; its text has changed; a checkpoint cannot be
             written, memory does not suffice, or gradients stay non-finite; the last good
             checkpoint stays.
@@ -102,51 +97,20 @@ def train(
         >>> model = train(run)
     """
     strategy = strategy or tf.distribute.get_strategy()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(report_lost_worker())
-        with all_or_none(strategy):
-            if worker_of(strategy).is_chief:
-                stack.enter_context(run.lock())
-        corpus = run.corpus() if corpus is None else corpus
-        dev = run.dev_sets() if dev is None else dev
-        with strategy.scope(), report_out_of_memory():
-            trainer = Trainer(run, strategy, jit_compile)
-            devs = [dev] if isinstance(dev, ParallelText) else dev
-            trainer.train(corpus, devs, tensorboard=tensorboard, show=show)
-            trainer.average()
+    corpus = run.corpus() if corpus is None else corpus
+    dev = run.dev_sets() if dev is None else dev
+    devs = [dev] if isinstance(dev, ParallelText) else dev
+    is_chief = worker_index(strategy) == 0
+    with (
+        report_lost_worker(),
+        report_out_of_memory(),
+        run.lock() if is_chief else contextlib.nullcontext(),
+        strategy.scope(),
+    ):
+        trainer = Trainer(run, strategy, jit_compile)
+        trainer.train(corpus, devs, tensorboard=tensorboard, show=show)
+        trainer.average()
     return trainer.model
-
-
-class Due(NamedTuple):
-    """What follows an update, in this order.
-
-    Attributes:
-        check: read the number of skipped updates, for which a GPU must wait: twice in
-            `max_bad_steps` updates.
-        log: write a row of metrics.
-        validate: measure the dev sets.
-        save: write a checkpoint.
-        ask: ask the other workers whether one of them was stopped.
-    """
-
-    check: bool = False
-    log: bool = False
-    validate: bool = False
-    save: bool = False
-    ask: bool = False
-
-    @classmethod
-    def after(cls, step: int, training: TrainingConfig) -> Self:
-        """Returns the duties after so many updates of a run."""
-        validate = training.is_validated(step)
-        save = step % training.checkpoint_steps == 0 or step == training.train_steps
-        return cls(
-            check=step % max(1, training.max_bad_steps // 2) == 0,
-            log=validate or save or step % training.log_steps == 0,
-            validate=validate,
-            save=save,
-            ask=validate or save or step % _STEPS_BETWEEN_QUESTIONS == 0,
-        )
 
 
 class Stopped(Exception):  # noqa: N818  # it is no error
@@ -166,6 +130,8 @@ class Stopped(Exception):  # noqa: N818  # it is no error
 class Trainer:
     """Trains a run in one process, under the scope of its strategy.
 
+    Of several workers the first one, the chief, writes the files; all make the same updates.
+
     Args:
         run: an existing run directory; its newest checkpoint is resumed from.
         strategy, jit_compile: as in `train`.
@@ -175,8 +141,6 @@ class Trainer:
         step: updates of the run so far.
         weight_average: the moving average of the weights, None if the run keeps none.
         usual_shapes: how many shapes the batches of a new run may have.
-        start_is_measured: False where the dev sets must be measured before the first update: in a
-            run that starts from another one's weights.
     """
 
     def __init__(
@@ -185,9 +149,10 @@ class Trainer:
         strategy: tf.distribute.Strategy,
         jit_compile: bool | Literal["auto"] = "auto",
     ) -> None:
-        self.run, self.strategy, self.worker = run, strategy, worker_of(strategy)
+        self.run, self.strategy = run, strategy
         self.configs, self.checkpoints = run.configs(), run.checkpoints()
         self.task, self.training = self.configs.task, self.configs.training
+        self._is_chief = worker_index(strategy) == 0
         keras.utils.set_random_seed(self.training.seed)
         with strategy.scope():
             self.model = build_model(self.configs.model, dtype=self.training.precision)
@@ -208,10 +173,11 @@ class Trainer:
         self._summed_metrics = tf.function(
             lambda: strategy.run(self.model.metrics_of_all_replicas), autograph=False
         )
-        self.step = self._resume()
+        self.step = self.checkpoints.resume(self.model, **self._state)
         # A run that starts from another one's weights is first validated with them.
-        is_measured = self.checkpoints.steps() != [0] or 0 in self.checkpoints.metrics.read()
-        self.start_is_measured = bool(value_of_chief(strategy, is_measured))
+        dev_metrics = self.checkpoints.dev_metrics()
+        self._validates_start = self.checkpoints.steps() == [0] and 0 not in dev_metrics
+        wait_for_workers(strategy)  # before the first of them writes
 
     def train(
         self,
@@ -226,76 +192,98 @@ class Trainer:
         check_validation(training, devs[0] if devs else None)
         if self.step >= training.train_steps or self._is_stalled():
             return
-        batches, shapes = self._batches(corpus)
-        validate = self._validation(devs) if devs else None
+        max_shapes = self._keep_what_batches_follow_from(corpus, devs)
+        batches, shapes = self._batches(corpus, max_shapes)
+        validation = self._validation(devs) if devs else None
         log = TrainingLog(
             self.run,
             self.model,
-            training,
-            dev_metrics=dict(validate.dev_metrics) if validate else {},
-            step=self.step if self.start_is_measured else -1,
+            dev_metrics=dict(validation.dev_metrics) if validation else {},
+            step=-1 if self._validates_start else self.step,
+            train_steps=training.train_steps,
             tensorboard=tensorboard,
             show=show,
         )
         with noted_signals() as signals, contextlib.closing(log):
             if self.model.uses_xla:
-                self._compile(shapes, show and self.worker.is_chief)
-            if validate and not self.start_is_measured:
-                values = validate()
+                compile_shapes(self.model, shapes, show and self._is_chief)
+            if validation and self._validates_start:
+                values = validation()
                 log.write(first_row(self.model.flops_metric is not None), values)
-                self._on_chief(lambda: self.checkpoints.metrics.write(0, self._decisive(values)))
-            stream = iter(batches)
+                if self._is_chief:
+                    self.checkpoints.write_metrics(0, self._decisive(values))
+            stream, metrics = iter(batches), {}
             while self.step < training.train_steps:
                 log.begin_batch()
-                values = self._update(stream)
+                metrics = self._update(stream)
                 self.step += 1
-                log.end_batch(self.step, values)
+                log.end_batch()
                 if self.weight_average:
                     self.weight_average.update(self.step)
-                due = Due.after(self.step, training)
-                self._follow(due, log, validate)
-                if received := self._signal_to_any([*signals, *log.signals], due):
-                    # What an interruption adds: a row and a checkpoint, if there are none yet.
-                    self._follow(Due(log=not due.log, save=not due.save), log)
-                    raise Stopped(received, self.step)
-                if due.save and self._is_stalled():
-                    return
+                self._after_update(metrics, log, validation)
+                if signals:
+                    self._save_early(metrics, log)
+                    raise Stopped(signals[-1], self.step)
+                if training.is_saved(self.step) and self._is_stalled():
+                    break
+        wait_for_workers(self.strategy)  # for the last checkpoint
 
-    def _follow(self, due: Due, log: TrainingLog, validate: Validation | None = None) -> None:
+    def _after_update(
+        self, metrics: Mapping[str, Any], log: TrainingLog, validation: Validation | None
+    ) -> None:
         """Does what is due after an update.
 
         The row of a checkpoint is written before it, since a resumed run drops rows beyond its
-        checkpoint. An update without any of these never waits for the device.
+        checkpoint. An update after which nothing is due never waits for the device.
         """
-        values: dict[str, float] = {}
-        if due.check:
+        step, training = self.step, self.training
+        if step % max(1, training.max_bad_steps // 2) == 0:
             self._check_bad_steps()
-        if due.log:
-            if self.strategy.num_replicas_in_sync > 1:
-                log.end_batch(self.step, self._sum_metrics())
-            row = log.end_row(self.step)
-            if due.validate and validate:
-                values = validate()
-            log.write(row, values)
-        if due.save:
-            self.save(values)
+        if not training.is_logged(step):
+            return
+        row = log.end_row(step, metrics or self._sum_metrics())
+        values = validation() if validation and training.is_validated(step) else {}
+        log.write(row, values)
+        if training.is_saved(step):
+            self._save(self._decisive(values))
 
-    def _batches(self, corpus: TokenizedCorpus) -> tuple[Any, Sequence[BatchShape]]:
+    def _save_early(self, metrics: Mapping[str, Any], log: TrainingLog) -> None:
+        """Writes a row and a checkpoint where a signal stops the run, unless they are there."""
+        # Other workers may be at another step, and do not take part in a sum of metrics.
+        if not self.training.is_logged(self.step) and num_workers(self.strategy) == 1:
+            log.write(log.end_row(self.step, metrics or self._sum_metrics()), {})
+        if not self.training.is_saved(self.step):
+            self._save({})
+
+    def _keep_what_batches_follow_from(
+        self, corpus: TokenizedCorpus, devs: Sequence[ParallelText]
+    ) -> int:
+        """Stores digests of the text and the number of batch shapes, and returns that number.
+
+        Raises:
+            InputError: the text, or a dev set, is another one than until now.
+        """
+        before = self.run.trained_with if self.step else {}
+        # With another number of shapes, as XLA has, a resumed run would not come to some pairs,
+        # and to others twice.
+        now = {"max_shapes": before.get("max_shapes", self.usual_shapes)}
+        now |= {"text": corpus.text} if corpus.text else {}
+        now |= {"dev": _digest(devs)} if devs else {}
+        for name, what in (("text", "the text to train on"), ("dev", "the dev set")):
+            if name in now and now[name] != before.get(name, now[name]):
+                raise InputError(
+                    f"{what} has changed since the run was trained to step {self.step:,}; restore "
+                    "it, or give another --run_dir, with --start_from to begin with the weights "
+                    "of this run"
+                )
+        if self._is_chief:
+            self.run.keep_trained_with(**{**before, **now})
+        return int(now["max_shapes"])
+
+    def _batches(
+        self, corpus: TokenizedCorpus, max_shapes: int
+    ) -> tuple[Any, Sequence[BatchShape]]:
         """Returns the batches from the present step on, by device, and their shapes."""
-        trained_with = self.run.trained_with if self.step else {}
-        before = trained_with.get("text", corpus.text)
-        if corpus.text not in (None, before):
-            raise InputError(
-                f"the text has changed since the run was trained to step {self.step:,}, so that it "
-                "would see some of it twice and some not at all; restore the text, or give another "
-                "--run_dir, with --start_from to begin with the weights of this run"
-            )
-        # Which pairs the batches of a step have depends on the number of shapes: with another one,
-        # as XLA has, a resumed run would not come to some pairs, and to others twice.
-        max_shapes = trained_with.get("max_shapes", self.usual_shapes)
-        max_shapes = int(value_of_chief(self.strategy, max_shapes))
-        keep = {"max_shapes": max_shapes} | ({"text": corpus.text} if corpus.text else {})
-        self._on_chief(lambda: self.run.keep_trained_with(**keep))
         options: Any = {
             "batch_tokens": self.training.batch_tokens,
             "batch_sentences": self.training.batch_sentences,
@@ -309,7 +297,7 @@ class Trainer:
             **options,
             seed=self.training.seed,
             first_step=self.step,
-            resample=subword_samplers(self.configs.corpora, self.run.vocabularies()),
+            resample=subword_samplers(self.configs.required_data, self.run.vocabularies()),
         )
         return batches, shapes
 
@@ -319,34 +307,24 @@ class Trainer:
             self.model, devs, vocabularies, self.configs, self.usual_shapes, self.weight_average
         )
 
-    def _compile(self, shapes: Sequence[BatchShape], show: bool) -> None:
-        if show and len(shapes) > self.usual_shapes:
-            print(
-                f"The run began without XLA, with {len(shapes)} shapes of batches: XLA now "
-                f"compiles a program for each, not for {self.usual_shapes}."
-            )
-        compile_shapes(self.model, shapes, show)
-
-    def save(self, dev_values: Mapping[str, float] | None = None) -> None:
-        """Writes a checkpoint, with what decides about it; all workers wait for the chief."""
-        metrics = self._decisive(dev_values or {})
-        self._on_chief(
-            lambda: self.checkpoints.save(self.model, self.step, metrics=metrics, **self._state)
-        )
+    def _save(self, dev_metrics: Mapping[str, float]) -> None:
+        if self._is_chief:
+            self.checkpoints.save(self.model, self.step, metrics=dev_metrics, **self._state)
 
     def average(self) -> None:
         """Gives the model the average of its last or best checkpoints, and writes it (6.1)."""
         training = self.training
         steps = self.checkpoints.to_average(training.average_last, training.average_best)
         if steps:
-            with all_or_none(self.strategy):
-                self.checkpoints.average(self.model, steps)
-            self._on_chief(lambda: self.checkpoints.save_weights(self.model))
+            self.checkpoints.average(self.model, steps)
+            wait_for_workers(self.strategy)  # all of them have read the checkpoints
+            if self._is_chief:
+                self.checkpoints.save_weights(self.model)
 
-    def _decisive(self, dev_values: Mapping[str, float]) -> dict[str, float]:
+    def _decisive(self, values: Mapping[str, float]) -> dict[str, float]:
         """Returns the values of the first dev set, which are stored with a checkpoint."""
-        names = {name for name in dev_values if name.startswith("val_")} | {self.task.metric.name}
-        return {name: dev_values[name] for name in dev_values if name in names}
+        names = {name for name in values if name.startswith("val_")} | {self.task.metric.name}
+        return {name: values[name] for name in values if name in names}
 
     def _check_bad_steps(self) -> None:
         """Raises `InputError` if update after update is skipped, since no gradient is finite."""
@@ -361,40 +339,17 @@ class Trainer:
             "max_bad_steps"
         )
 
-    def _signal_to_any(self, received: Sequence[signal.Signals], due: Due) -> signal.Signals | None:
-        """Returns the signal to heed: this worker's, or SIGTERM for that of another worker.
-
-        All workers must stop after the same step, so they ask each other every few steps.
-        """
-        here = received[-1] if received else None
-        if self.worker.count == 1:
-            return here
-        if due.ask and sum_over_workers(self.strategy, float(here is not None)):
-            return here or signal.SIGTERM
-        return None
-
     def _is_stalled(self) -> bool:
-        return bool(value_of_chief(self.strategy, self.run.is_stalled(self.step)))
-
-    def _resume(self) -> int:
-        """Reads the newest checkpoint and returns its step, which all workers must agree on."""
-        with all_or_none(self.strategy):
-            step = self.checkpoints.resume(self.model, **self._state)
-        chief_step = int(value_of_chief(self.strategy, step))
-        if sum_over_workers(self.strategy, float(step != chief_step)):
-            raise InputError(
-                f"the workers do not resume from the same checkpoint: worker {self.worker.index} "
-                f"read step {step}, the first worker step {chief_step}; check that all of them can "
-                f"read {self.checkpoints.folder}, and start again"
-            )
-        return step
-
-    def _on_chief(self, write: Callable[[], None]) -> None:
-        with all_or_none(self.strategy):
-            if self.worker.is_chief:
-                write()
+        wait_for_workers(self.strategy)  # for what the chief has written
+        return self.run.is_stalled(self.step)
 
     def _sum_metrics(self) -> dict[str, tf.Tensor]:
         """Returns the metrics of several replicas, which each update would have to wait for."""
         local = self.strategy.experimental_local_results
         return {name: local(values)[0] for name, values in self._summed_metrics().items()}
+
+
+def _digest(devs: Sequence[ParallelText]) -> str:
+    """Returns a digest of the pairs of dev sets."""
+    text = json.dumps([[list(dev.source), list(dev.target)] for dev in devs])
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -161,10 +161,10 @@ def make_run(tmp_path):
         model = TransformerConfig.preset("tiny", vocabulary_size=vocabulary.size)
         training = TrainingConfig.preset("tiny", seed=7)
         run.write(RunConfigs(model, DataConfig(**data), training), vocabulary, vocabulary)
-        metrics = run.checkpoints().metrics
-        metrics.path.parent.mkdir()
-        metrics.write(1000, {"bleu": 20.5})
-        metrics.write(2000, {"bleu": 30.5, "val_loss": 2.0})
+        checkpoints = run.checkpoints()
+        checkpoints.folder.mkdir()
+        checkpoints.write_metrics(1000, {"bleu": 20.5})
+        checkpoints.write_metrics(2000, {"bleu": 30.5, "val_loss": 2.0})
         return run
 
     return make
@@ -214,5 +214,5 @@ def test_dev_metrics_are_those_of_the_checkpoint(make_run):
     assert describe_run(run, "step-2000")["dev_metrics"] == of_last
     assert describe_run(run, "average")["dev_metrics"] == of_last
     assert describe_run(run, "step-1500")["dev_metrics"] == {}
-    run.checkpoints().metrics.path.unlink()
+    (run.path / "checkpoints" / "manifest.json").unlink()
     assert describe_run(run, "average")["dev_metrics"] == {}

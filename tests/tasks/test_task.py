@@ -108,7 +108,7 @@ def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, files, capsys):
     assert config["task"] == {"name": "reversal", "shout": True}
     assert run.configs().task == task
     train(run)
-    by_step = run.checkpoints().metrics.read()
+    by_step = run.checkpoints().dev_metrics()
     values = {step: metrics["error_rate"] for step, metrics in by_step.items()}
     assert min(values.values()) == 0 < values[30]
     # It stopped 2 checkpoints after the first with the best value, which none can exceed.

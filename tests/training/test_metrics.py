@@ -23,49 +23,18 @@ from keras_transformer.objectives import (
     TokenAccuracy,
 )
 from keras_transformer.tasks import TranslationTask
-from keras_transformer.training import metrics
 from keras_transformer.training.metrics import (
-    MetricsFile,
-    TensorBoardLog,
     TrainingFlops,
     TrainingMeter,
+    append_row,
+    keep_rows,
     read_metrics,
-    with_dev_values,
+    training_cost,
 )
-
-BATCH = {
-    "loss": 3.0, "perplexity": 20.0, "accuracy": 0.25, "padding": 0.1, "target_tokens": 100.0,
-    "flops": 7e9, "padded_flops": 8e9,
-}  # fmt: skip
-BLEU = TranslationTask.metric
-
+from keras_transformer.training.progress import TensorBoardLog, TrainingLog
+from keras_transformer.training.run import RunDirectory
 
 # What a row covers
-
-
-class Training:
-    """Measures batches of a model that has no more than a meter reads, by its own clock."""
-
-    def __init__(self, monkeypatch, last=None):
-        self.now, self.resets = 0.0, 0
-        clock = types.SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr(metrics, "time", clock)
-        self.bad_steps = tf.Variable(0)
-        self.optimizer = types.SimpleNamespace(learning_rate=0.5)
-        self.meter = TrainingMeter(self, last)
-
-    def reset_metrics(self):
-        self.resets += 1
-
-    def batch(self, seconds=1.0, **logs):
-        self.meter.begin_batch()
-        self.now += seconds
-        self.meter.end_batch(BATCH | logs)
-
-
-@pytest.fixture
-def training(monkeypatch):
-    return functools.partial(Training, monkeypatch)
 
 
 def test_row_covers_batches_since_previous_row():
@@ -83,57 +52,29 @@ def test_row_covers_batches_since_previous_row():
     ids = np.where(np.arange(6) < generator.integers(1, 7, (4, 4, 1)), ids, 0).astype("int32")
     data = tf.data.Dataset.from_tensor_slices(({"source": ids, "target": ids}, ids))
     model.make_train_function()
-    meter, rows, stream = TrainingMeter(model), [], iter(data)
+    before = {"seconds": 60.0, "target_tokens": 5000, "flops": 10**15, "padded_flops": 2 * 10**15}
+    last = {"step": 10, **before, "skipped_steps": 2}  # of the run that is resumed
+    meter, rows, stream = TrainingMeter(model, last), [], iter(data)
     for step in range(1, 5):
         meter.begin_batch()
-        meter.end_batch(model.train_function(stream))
+        values = model.train_function(stream)
         if step in (2, 3, 4):
-            rows.append(meter.end_row(step))
+            rows.append(meter.end_row(10 + step, values))
             model.evaluate(data, verbose=0)  # a validation between two rows changes neither
-    totals = dict.fromkeys(("target_tokens", "flops", "padded_flops"), 0)
+    totals = {name: before[name] for name in ("target_tokens", "flops", "padded_flops")}
+    seconds = 60.0
     for first, row in zip([0, 2, 3], rows, strict=True):
-        stretch = data.skip(first).take(row["step"] - first)
+        stretch = data.skip(first).take(row["step"] - 10 - first)
         expected = model.evaluate(stretch, verbose=0, return_dict=True)
         for name in totals:
             totals[name] += expected[name]
             assert row[name] == totals[name], name
         for name in ("loss", "perplexity", "accuracy", "padding"):
             assert row[name] == pytest.approx(expected[name], rel=1e-5), name
-
-
-def test_row_has_time_and_speed_of_its_batches_alone(training):
-    run = training()
-    for seconds in (3.0, 1.0):
-        run.batch(seconds, target_tokens=200.0)
-    assert run.meter.end_row(2) == {
-        "step": 2, "seconds": 4.0, "loss": 3.0, "perplexity": 20.0, "accuracy": 0.25,
-        "padding": 0.1, "learning_rate": 0.5, "tokens_per_second": 50.0, "target_tokens": 200,
-        "flops": 7 * 10**9, "padded_flops": 8 * 10**9, "skipped_steps": 0,
-    }  # fmt: skip
-    run.now += 2000  # validation and checkpoint
-    run.batch(1.0)
-    second = run.meter.end_row(3)
-    assert (second["seconds"], second["tokens_per_second"], run.resets) == (5.0, 100.0, 2)
-
-
-def test_totals_continue_in_resumed_run(training):
-    totals = {"seconds": 60.0, "target_tokens": 5000, "flops": 10**15, "padded_flops": 2 * 10**15}
-    last = {"step": 10, **totals, "skipped_steps": 2}
-    run = training(last=last)
-    run.bad_steps.assign(1)
-    run.batch()
-    run.batch(target_tokens=300.0)
-    row = run.meter.end_row(12)
-    assert (row["step"], row["seconds"], row["target_tokens"]) == (12, 62.0, 5300)
-    assert (row["flops"], row["padded_flops"]) == (10**15 + 7 * 10**9, 2 * 10**15 + 8 * 10**9)
-    assert row["skipped_steps"] == 3
-
-
-def test_dev_values_of_row_are_known_metrics():
-    row, dev = {"step": 3, "loss": 1.0, "learning_rate": 0.5}, {"val_loss": 3.21, "bleu": 23.456}
-    found = with_dev_values(row, dev | {"val_target_tokens": 7.0, "bleu_2": 3.0}, [BLEU])
-    assert found == row | dev
-    assert metrics.dev_values(found) == dev
+        rate = expected["target_tokens"] / (row["seconds"] - seconds)
+        assert row["tokens_per_second"] == pytest.approx(rate)
+        seconds = row["seconds"]
+        assert (row["learning_rate"], row["skipped_steps"]) == (0.0, 2)
 
 
 # metrics.jsonl
@@ -145,10 +86,9 @@ def path(tmp_path):
 
 
 def test_rows_are_short_json_that_is_read_at_once(path):
-    file = MetricsFile(path)
-    file.append({"step": 1, "loss": 6.18446683883667, "target_tokens": 123456789})
+    append_row(path, {"step": 1, "loss": 6.18446683883667, "target_tokens": 123456789})
     assert path.read_text() == '{"step": 1, "loss": 6.18447, "target_tokens": 123456789}\n'
-    file.append({"step": 2, "loss": math.nan, "perplexity": math.inf})
+    append_row(path, {"step": 2, "loss": math.nan, "perplexity": math.inf})
     json.loads(path.read_text().splitlines()[1], parse_constant=pytest.fail)
     first, second = read_metrics(path)
     assert first == {"step": 1, "loss": 6.18447, "target_tokens": 123456789}
@@ -160,7 +100,6 @@ def test_rows_are_short_json_that_is_read_at_once(path):
     [
         ('{"step": 300, "loss": 1.5}\n', 300, [100, 200, 300]),
         ('{"step": 300, "loss": 1.5}\n', 250, [100, 200]),
-        ('{"step": 300, "loss": 1.5}\n', 200, [100, 200]),
         ('{"step": 300, "loss": 1.5}\n', 0, []),
         ('{"step": 300, "loss": 1.5}', 300, [100, 200]),  # cut short
         ("\x00\x00\n", 300, [100, 200]),
@@ -168,47 +107,31 @@ def test_rows_are_short_json_that_is_read_at_once(path):
 )
 def test_rows_beyond_resumed_step_and_cut_lines_are_dropped(path, ending, step, left):
     path.write_text('{"step": 100, "loss": 1.5}\n{"step": 200, "loss": 1.5}\n' + ending)
-    before = path.stat().st_ino
-    file = MetricsFile(path, step)
-    assert (file.last or {}).get("step", 0) == max(left, default=0)
-    file.append({"step": 500})
-    assert path.stat().st_ino == before  # kept rows are not written again
+    assert [row["step"] for row in keep_rows(path, step)] == left
+    append_row(path, {"step": 500, "target_tokens": 3})
     assert [row["step"] for row in read_metrics(path)] == [*left, 500]
+    assert training_cost(path, "step-499").get("step", 0) == max(left, default=0)
+    assert training_cost(path, "average") == {"step": 500, "target_tokens": 3}
 
 
-def test_missing_rows_of_a_resumed_run_are_reported(path, recwarn):
-    path.write_text('{"step": 100}\n{"step": 200}\n')
-    MetricsFile(path, 200)
-    assert not recwarn.list
-    with pytest.warns(UserWarning, match="lacks the rows after step 200: time, tokens and FLOPs"):
-        MetricsFile(path, 300)
-    path.unlink()
-    with pytest.warns(UserWarning, match="lacks the rows after step 0: "):
-        MetricsFile(path, 300)
-
-
-@pytest.mark.parametrize("line", ["nonsense", '{"loss": 1}', '"step"'])
-def test_damaged_line_is_reported(path, line):
-    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-    with pytest.raises(InputError, match="damaged: line 2 is not a "):
-        read_metrics(path)
-
-
-def test_file_that_cannot_be_used_is_reported(path):
-    for content in (None, "", '{"step"'):
-        if content is not None:
-            path.write_text(content)
-        with pytest.raises(InputError, match=r"no metrics in .* yet; give the"):
+def test_unusable_file_is_reported(path):
+    for line in ("nonsense", '{"loss": 1}', '"step"'):
+        path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+        with pytest.raises(InputError, match="damaged: line 2 is not a "):
             read_metrics(path)
-    with pytest.raises(InputError, match=r"cannot read .* \(Is a directory\)"):
-        MetricsFile(path.parent)
-    with pytest.raises(InputError, match=r"cannot write .*rows \(No such file"):
-        MetricsFile(path.parent / "absent" / "rows").append({"step": 1})
+    path.write_text('{"step"')
+    with pytest.raises(InputError, match=r"no metrics in .* yet; give the"):
+        read_metrics(path)
+    with pytest.raises(InputError, match="cannot write"):
+        append_row(path / "absent", {"step": 1})
 
 
-# TensorBoard
+# What shows them
 
-TRAIN = {"seconds": 5.0, "loss": 3.0, "learning_rate": 0.5}
+TRAIN = {
+    "seconds": 5.0, "loss": 3.0, "perplexity": 20.5, "accuracy": 0.567, "learning_rate": 0.5,
+    "tokens_per_second": 12345.0, "skipped_steps": 0,
+}  # fmt: skip
 DEV_ROW = {"val_loss": 2.5, "val_accuracy": 0.5, "bleu": 20.0}
 
 
@@ -222,34 +145,43 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard_of_resumed_run_has_train_and_dev_rows_only_once(tmp_path):
-    rows = [{"step": 100, **TRAIN}, {"step": 150, **TRAIN, **DEV_ROW}]
+    rows = [{"step": 100, "loss": 3.0}, {"step": 150, "loss": 3.0, **DEV_ROW}]
     log = TensorBoardLog(tmp_path)
-    log.write(rows[0])
-    assert [path.name for path in tmp_path.iterdir()] == ["train"]
-    for row in (rows[1], {"step": 300, **TRAIN, **DEV_ROW, "loss": -1.0}):
+    for row in (*rows, {"step": 300, **DEV_ROW, "loss": -1.0}):
         log.write(row)
     log = TensorBoardLog(tmp_path, rows)  # resumed from step 150
-    log.write({"step": 300, **TRAIN, "loss": 2.0})
-    assert scalars(tmp_path / "train") == {
-        "loss": [(100, 3.0), (150, 3.0), (300, 2.0)],
-        "learning_rate": [(100, 0.5), (150, 0.5), (300, 0.5)],
-    }
-    assert scalars(tmp_path / "dev") == {
-        "loss": [(150, 2.5)],
-        "accuracy": [(150, 0.5)],
-        "bleu": [(150, 20.0)],
-    }
+    log.write({"step": 300, "loss": 2.0})
+    assert scalars(tmp_path / "train") == {"loss": [(100, 3.0), (150, 3.0), (300, 2.0)]}
+    expected = {"loss": [(150, 2.5)], "accuracy": [(150, 0.5)], "bleu": [(150, 20.0)]}
+    assert scalars(tmp_path / "dev") == expected
 
 
-def test_full_disk_ends_tensorboard_logs_and_not_training(tmp_path, capsys, full_disk):
-    log = TensorBoardLog(tmp_path)
-    log.write({"step": 100, **TRAIN})
-    with full_disk():
-        for step in (200, 300):
-            log.write({"step": step, **TRAIN, **DEV_ROW})
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"Cannot write TensorBoard logs to {tmp_path} (")
-    assert "File too large" in line
+def test_log_has_a_line_for_each_row_dev_set_and_skipped_updates(tmp_path, capsys):
+    def measured(count, total, cut):
+        return types.SimpleNamespace(num_sentences=count, num_all=total, num_cut=cut)
+
+    bleu = TranslationTask.metric
+    metrics = {bleu: measured(1000, 1000, 0), bleu.of_dev_set(2): measured(500, 2000, 3)}
+    model = types.SimpleNamespace(distribute_strategy=tf.distribute.get_strategy())
+    options = dict(train_steps=100_000, tensorboard=False, show=True)
+    log = TrainingLog(RunDirectory(tmp_path), model, dev_metrics=metrics, step=0, **options)
+    row = {"step": 12_300, **TRAIN}
+    log.write(row, {})
+    log.write(row | {"skipped_steps": 2}, DEV_ROW | {"val_target_tokens": 7.0, "bleu_2": 12.0})
+    log.write({"step": 0, "skipped_steps": 2}, {"val_loss": 3.0})  # before the first update
+    first, again, skipped, dev, start = capsys.readouterr().out.splitlines()
+    assert (
+        first
+        == again
+        == (" 12,300/100,000  loss 3.000  ppl 20.50  acc 56.7%  lr 0.5  12,345 tokens/s")
+    )
+    assert skipped == " 12,300/100,000  2 updates skipped so far: gradient not finite"
+    assert dev == (
+        " 12,300/100,000  loss 2.500  acc 50.0%  BLEU 20.00  BLEU (2) 12.00 (500 of 2,000, 3 cut)"
+        "  on the dev set"
+    )
+    assert start == "      0/100,000  loss 3.000  on the dev set"
+    assert "val_target_tokens" not in read_metrics(tmp_path / "metrics.jsonl")[1]
 
 
 # FLOPs

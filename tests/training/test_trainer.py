@@ -1,6 +1,6 @@
 """A tiny run: it learns, and interruptions leave no trace in its weights; what ends it early."""
 
-import itertools
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,22 +15,22 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_run
-from helpers import cluster
 from tiny_run import assert_same_checkpoint, contents, copy_of
 
 from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
-from keras_transformer.training import distribution, trainer
+from keras_transformer.training import trainer
 from keras_transformer.training.metrics import cost_summary
 from keras_transformer.training.optimizer import compile_for_training
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.settings import RunConfigs
-from keras_transformer.training.trainer import Due, Trainer, train
+from keras_transformer.training.trainer import Trainer, train
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 DEV = tiny_run.text(16, seed=1)
+DEVS = [DEV, tiny_run.text(8, seed=2)]
 
 
 def metrics(run: RunDirectory) -> list[dict[str, float]]:
@@ -47,8 +47,7 @@ LIVELY = {
 def undisturbed(tmp_path_factory) -> tuple[RunDirectory, Transformer]:
     """Gives a run that went through its 12 steps at once, and the model that it returned."""
     run = tiny_run.create(tmp_path_factory.mktemp("undisturbed") / "run", **LIVELY)
-    devs = [DEV, tiny_run.text(8, seed=2)]
-    return run, train(run, tiny_run.corpus(), devs, show=False)
+    return run, train(run, tiny_run.corpus(), DEVS, show=False)
 
 
 # A run from its beginning to its end
@@ -57,10 +56,8 @@ def undisturbed(tmp_path_factory) -> tuple[RunDirectory, Transformer]:
 def test_run_leaves_checkpoints_average_and_metrics(undisturbed):
     run, _ = undisturbed
     names = {path.name for path in (run.path / "checkpoints").iterdir()}
-    expected = itertools.product(
-        ("step-4", "step-8", "step-12", "average"), (".data-00000-of-00001", ".index")
-    )
-    assert names == {name + end for name, end in expected} | {"checkpoint_metrics.json"}
+    expected = {f"{name}.safetensors" for name in ("step-4", "step-8", "step-12", "average")}
+    assert names == expected | {"manifest.json"}
     assert {path.name for path in run.path.iterdir()} == {
         "checkpoints", "config.json", "lock", "metrics.jsonl", "source.model",
     }  # fmt: skip
@@ -71,7 +68,7 @@ def test_run_leaves_checkpoints_average_and_metrics(undisturbed):
         assert of_dev & row.keys() == (of_dev if row["step"] in (8, 12) else set())
         assert np.all(np.isfinite(list(row.values())))
     assert [row["target_tokens"] for row in rows] == sorted(row["target_tokens"] for row in rows)
-    assert run.checkpoints().metrics.read().keys() == {8, 12}
+    assert run.checkpoints().dev_metrics().keys() == {8, 12}
     assert rows[-1]["loss"] < rows[0]["loss"] - 0.2
     assert rows[-1]["val_loss"] < rows[3]["val_loss"]
 
@@ -99,19 +96,19 @@ def test_architecture_without_count_flops_trains_and_reports_none(tmp_path, caps
     rows, training = metrics(run), run.configs().training
     assert not any("flops" in name for row in rows for name in row)
     lines = [capsys.readouterr().out, *cost_summary(rows[-1], training)]
-    assert "tok/s" in lines[0] and "tokens/s" in lines[1] and "FLOP" not in "".join(lines)
+    assert "tokens/s" in lines[0] and "tokens/s" in lines[1] and "FLOP" not in "".join(lines)
 
 
 def test_finished_run_only_makes_another_average(undisturbed, tmp_path):
     run = RunDirectory(shutil.copytree(undisturbed[0].path, tmp_path / "run"))
-    train(run, tiny_run.corpus(), DEV, show=False)
+    train(run, tiny_run.corpus(), DEVS, show=False)
     for name in ("step-12", "average"):
         assert_same_checkpoint(undisturbed[0], run, name)
     run.change(average_last=1)
     assert not run.is_finished()
     with run.lock(), pytest.raises(InputError, match="another process creates or trains"):
-        train(run, tiny_run.corpus(), DEV, show=False)
-    train(run, tiny_run.corpus(), DEV, show=False)
+        train(run, tiny_run.corpus(), DEVS, show=False)
+    train(run, tiny_run.corpus(), DEVS, show=False)
     assert run.is_finished()
     assert metrics(run) == metrics(undisturbed[0])
     averaged, last = (contents(run, name) for name in ("average", "step-12"))
@@ -149,15 +146,24 @@ def test_killed_and_stopped_run_ends_with_same_weights(undisturbed, ctrl_c, tmp_
     assert run.checkpoints().steps() == [4, 8, 12]
     for name in ("step-8", "step-12", "average"):
         assert_same_checkpoint(undisturbed[0], run, name)
-    scores = "checkpoints/checkpoint_metrics.json"
-    assert (run.path / scores).read_text() == (undisturbed[0].path / scores).read_text()
+    assert run.checkpoints().dev_metrics() == undisturbed[0].checkpoints().dev_metrics()
     assert [row["step"] for row in metrics(run)] == [3, 4, 6, 8, 9, 11, 12]
+
+
+def test_changed_text_or_dev_set_is_an_error(resumed):
+    other = tiny_run.text(16, seed=4)
+    with pytest.raises(InputError, match=r"the dev set has changed since .* step 8; restore it"):
+        train(resumed, tiny_run.corpus(), other, show=False)
+    resumed.keep_trained_with(**resumed.trained_with, text="digest")
+    changed = dataclasses.replace(tiny_run.corpus(), text="another")
+    with pytest.raises(InputError, match="the text to train on has changed"):
+        train(resumed, changed, DEVS, show=False)
 
 
 def test_resumed_run_is_exact_and_can_be_extended(undisturbed, tmp_path):
     run = copy_of(undisturbed[0], tmp_path / "run", until_step=8)
     run.change(train_steps=14)
-    train(run, tiny_run.corpus(), DEV, tensorboard=True, show=False)
+    train(run, tiny_run.corpus(), DEVS, tensorboard=True, show=False)
     assert run.checkpoints().steps() == [4, 8, 12, 14]
     assert_same_checkpoint(undisturbed[0], run, "step-12")
     assert list((run.path / "tensorboard").rglob("events.out.tfevents.*"))
@@ -168,27 +174,25 @@ def resumed(undisturbed, tmp_path) -> RunDirectory:
     return copy_of(undisturbed[0], tmp_path / "copy", until_step=8)
 
 
-def test_run_that_began_without_xla_keeps_its_shapes_with_it(resumed, monkeypatch, capsys):
+def test_run_that_began_without_xla_keeps_its_shapes_with_it(resumed, monkeypatch):
     shapes = BatchPlan(tiny_run.corpus(), batch_tokens=64).shapes
     monkeypatch.setattr(trainer, "MAX_COMPILED_SHAPES", 1)
     compiles = mock.Mock(side_effect=InputError("no XLA here"))
     monkeypatch.setattr(trainer, "compile_shapes", compiles)
     with pytest.raises(InputError, match="no XLA here"):
-        train(resumed, tiny_run.corpus(), DEV, jit_compile=True)
+        train(resumed, tiny_run.corpus(), DEVS, jit_compile=True)
     assert compiles.call_args.args[1] == shapes
-    line = f"The run began without XLA, with {len(shapes)} shapes of batches: XLA now compiles "
-    assert f"{line}a program for each, not for 1.\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_resumed_run_keeps_its_number_of_shapes(undisturbed, resumed, monkeypatch):
-    assert resumed.trained_with == {"max_shapes": MAX_SHAPES}
+    before = resumed.trained_with
+    assert before["max_shapes"] == MAX_SHAPES
     monkeypatch.setattr(trainer, "MAX_SHAPES", 1)
     resumed.change(log_steps=5)
-    train(resumed, tiny_run.corpus(), DEV, show=False)
+    train(resumed, tiny_run.corpus(), DEVS, show=False)
     assert_same_checkpoint(undisturbed[0], resumed, "step-12")
-    values = json.loads((resumed.path / "config.json").read_text())
-    assert values["trained_with"] == {"max_shapes": MAX_SHAPES}
+    assert resumed.trained_with == before
 
 
 def test_float16_overflows_count_as_steps_and_resume_exactly(tmp_path, monkeypatch):
@@ -260,11 +264,11 @@ def test_start_weights_and_moving_average(create, start):
     for found in (started.model.weights, averages):
         for weight, expected in zip(found, start.weights, strict=True):
             np.testing.assert_array_equal(weight, expected)
-    assert (started.step, started.start_is_measured) == (0, False)
+    assert started.step == 0
     checkpoints = run.checkpoints()  # the start may be the best, but is never the newest
     checkpoints.save_weights(start, "step-4")
     for step, bleu in ((0, 12.0), (4, 11.0)):
-        checkpoints.metrics.write(step, {"bleu": bleu})
+        checkpoints.write_metrics(step, {"bleu": bleu})
     assert (checkpoints.newest(5), checkpoints.best(1)) == ([4], [0])
 
 
@@ -297,29 +301,22 @@ def test_start_of_interrupted_attempt_is_dropped(create, start):
 
 
 @pytest.mark.parametrize(
-    ("changes", "checks", "logs", "validates", "saves"),
+    ("changes", "logs", "validates", "saves"),
     [
-        ({}, [10], [3, 4, 6, 8, 9, 10], [4, 8, 10], [4, 8, 10]),
-        ({"validation_steps": 2}, [10], [2, 3, 4, 6, 8, 9, 10], [2, 4, 6, 8, 10], [4, 8, 10]),
-        ({"validation_steps": 8}, [10], [3, 4, 6, 8, 9, 10], [8, 10], [4, 8, 10]),
-        ({"max_bad_steps": 8, "log_steps": 100}, [4, 8], [4, 8, 10], [4, 8, 10], [4, 8, 10]),
-        ({"max_bad_steps": 1, "checkpoint_steps": 7}, range(1, 11), [3, 6, 7, 9, 10], [7, 10],
-         [7, 10]),
+        ({}, [3, 4, 6, 8, 9, 10], [4, 8, 10], [4, 8, 10]),
+        ({"validation_steps": 2}, [2, 3, 4, 6, 8, 9, 10], [2, 4, 6, 8, 10], [4, 8, 10]),
+        ({"validation_steps": 8}, [3, 4, 6, 8, 9, 10], [8, 10], [4, 8, 10]),
+        ({"checkpoint_steps": 7}, [3, 6, 7, 9, 10], [7, 10], [7, 10]),
     ],
-)  # fmt: skip
-def test_steps_that_log_validate_and_save_follow_from_the_configuration(
-    changes, checks, logs, validates, saves
-):
+)
+def test_steps_that_log_validate_and_save(changes, logs, validates, saves):
     training = tiny_run.training_config(train_steps=10, **changes)
-    due = {step: Due.after(step, training) for step in range(1, 11)}
-    for name, steps in zip(Due._fields, (checks, logs, validates, saves), strict=False):
-        assert [step for step in due if getattr(due[step], name)] == list(steps), name
-    assert {step for step in due if due[step].ask} == {8, *validates, *saves}
-
-
-def test_extended_run_saves_at_multiples_again():
-    training = tiny_run.training_config(train_steps=25)  # the run had ended at 14
-    assert [step for step in range(15, 26) if Due.after(step, training).save] == [16, 20, 24, 25]
+    for is_due, steps in (
+        (training.is_logged, logs),
+        (training.is_validated, validates),
+        (training.is_saved, saves),
+    ):
+        assert [step for step in range(1, 11) if is_due(step)] == steps
 
 
 @pytest.mark.slow
@@ -353,75 +350,6 @@ def test_run_that_cannot_go_on_ends_with_advice(tmp_path, changes, message):
     run = tiny_run.create(tmp_path, **changes)
     with pytest.raises(InputError, match=message):
         train(run, tiny_run.corpus(), show=False)
-
-
-# Several workers
-
-
-@pytest.mark.parametrize(
-    ("failing", "use"),
-    [("save", Trainer.save), ("average", Trainer.average), ("resume", Trainer._resume)],
-)
-@pytest.mark.parametrize("worker", [0, 1])
-def test_failure_of_a_worker_ends_all(tmp_path, monkeypatch, failing, use, worker):
-    trained = Trainer(tiny_run.create(tmp_path), tf.distribute.get_strategy())
-    trained.worker = distribution.Worker(worker, 2)
-    report = mock.Mock(return_value=1.0)
-    fail = mock.Mock(side_effect=InputError("the disk is full"))
-    monkeypatch.setattr(trained.checkpoints, failing, fail)
-    monkeypatch.setattr(trained.checkpoints, "to_average", lambda *counts: [4])
-    monkeypatch.setattr(distribution, "sum_over_workers", report)
-    fails_here = worker == 0 or failing != "save"  # which the first worker does alone
-    message = "the disk is full" if fails_here else "another worker has failed"
-    with pytest.raises(InputError, match=message):
-        use(trained)
-    (_, reported), _ = report.call_args  # the others learn of it, and stop too
-    assert (report.call_count, reported) == (1, float(fails_here))
-
-
-# First the workers read different checkpoints, then the disk of the first one, which the other
-# cannot see, is full.
-ON_TWO_WORKERS = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import tiny_run
-from keras_transformer.errors import InputError
-from keras_transformer.training.checkpoints import Checkpoints
-from keras_transformer.training.distribution import make_strategy
-from keras_transformer.training.run import RunDirectory
-from keras_transformer.training.trainer import train
-def fail(*arguments, **options):
-    raise InputError("the disk is full")
-Checkpoints.save = fail
-strategy = make_strategy()
-for path in sys.argv[2:]:
-    try:
-        dev = tiny_run.text(16, seed=1)
-        train(RunDirectory(path), tiny_run.corpus(), dev, strategy=strategy, show=False)
-    except InputError as error:
-        print(error)
-"""
-
-
-@pytest.mark.slow
-def test_two_workers_stop_together(undisturbed, tmp_path, free_ports):
-    workers, configs = [], cluster(free_ports(2))
-    for index, steps in enumerate([(12, 8), (8, 8)]):
-        runs = [
-            str(copy_of(undisturbed[0], tmp_path / f"{index}-{number}", until_step=step).path)
-            for number, step in enumerate(steps)
-        ]
-        environment = {"PYTHONPATH": str(ROOT), "TF_CONFIG": configs[index]}
-        command = [sys.executable, "-c", ON_TWO_WORKERS, str(FOLDER), *runs]
-        options = {"env": os.environ | environment, "text": True}
-        workers.append(subprocess.Popen(command, stdout=subprocess.PIPE, **options))
-    differ = "worker {} read step {}, the first worker step 12"
-    expected = [(differ.format(0, 12), "the disk is full"),
-                (differ.format(1, 8), "another worker has failed")]  # fmt: skip
-    for worker, messages in zip(workers, expected, strict=True):
-        lines = worker.communicate(timeout=600)[0].splitlines()
-        for line, message in zip(lines, messages, strict=True):
-            assert message in line
 
 
 # Compiled, and on several devices

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import tensorflow as tf
+from safetensors.numpy import load_file
 
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.data import ParallelText, TokenizedCorpus
@@ -72,7 +72,7 @@ def copy_of(run: RunDirectory, path: pathlib.Path, *, until_step: int) -> RunDir
     """Copies a run as it was just after it had written a checkpoint."""
     copy = RunDirectory(shutil.copytree(run.path, path))
     for file in (path / "checkpoints").iterdir():
-        step = file.name.partition(".")[0].removeprefix("step-")
+        step = file.stem.removeprefix("step-")
         if step == "average" or (step.isdecimal() and int(step) > until_step):
             file.unlink()
     return copy
@@ -80,9 +80,7 @@ def copy_of(run: RunDirectory, path: pathlib.Path, *, until_step: int) -> RunDir
 
 def contents(run: RunDirectory, checkpoint: str) -> dict[str, np.ndarray]:
     """Gives all that a checkpoint holds, by name."""
-    stored = tf.train.load_checkpoint(str(run.path / "checkpoints" / checkpoint))
-    names = set(stored.get_variable_to_shape_map()) - {"_CHECKPOINTABLE_OBJECT_GRAPH"}
-    return {name: stored.get_tensor(name) for name in names}
+    return load_file(run.checkpoints().path(checkpoint))
 
 
 def assert_same_checkpoint(first: RunDirectory, second: RunDirectory, name: str) -> None:
@@ -98,8 +96,8 @@ def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> Stoppe
     class Killer(trainer.Trainer):
         killed = False
 
-        def _follow(self, *arguments: Any) -> None:
-            super()._follow(*arguments)
+        def _after_update(self, *arguments: Any) -> None:
+            super()._after_update(*arguments)
             if self.step == batches and not self.killed:
                 self.killed = True
                 os.kill(os.getpid(), signal.Signals[name])

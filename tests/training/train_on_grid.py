@@ -17,20 +17,21 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 import tiny_run  # noqa: E402  # loads TensorFlow's devices
 
 from keras_transformer.training.distribution import (  # noqa: E402
-    all_or_none,
     make_strategy,
-    worker_of,
+    wait_for_workers,
+    worker_index,
 )
 from keras_transformer.training.run import RunDirectory  # noqa: E402
 from keras_transformer.training.trainer import train  # noqa: E402
 
 strategy = make_strategy("multi_worker")
-with all_or_none(strategy):
-    if worker_of(strategy).is_chief:
-        tiny_run.create(folder / "whole", dropout=0.0)
+if worker_index(strategy) == 0:
+    tiny_run.create(folder / "whole", dropout=0.0)
+wait_for_workers(strategy)
 DEV = tiny_run.text(50, seed=1)
 train(RunDirectory(folder / "whole"), tiny_run.corpus(), DEV, strategy=strategy, show=False)
-with all_or_none(strategy):
-    if worker_of(strategy).is_chief:
-        tiny_run.copy_of(RunDirectory(folder / "whole"), folder / "resumed", until_step=8)
+wait_for_workers(strategy)  # for the average
+if worker_index(strategy) == 0:
+    tiny_run.copy_of(RunDirectory(folder / "whole"), folder / "resumed", until_step=8)
+wait_for_workers(strategy)
 train(RunDirectory(folder / "resumed"), tiny_run.corpus(), DEV, strategy=strategy, show=False)
