@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,9 +27,6 @@ from keras_transformer.text import Vocabulary
 from keras_transformer.text.sentencepiece_model import RESERVED_IDS
 
 _BATCH_SIZE = 8
-# Subsets of the outputs of `serving_default` that clients of their own ask for. TensorFlow prepares
-# a graph for each, which takes seconds and some 50 MB.
-_OUTPUT_SUBSETS = (("translations",), ("translations", "scores"))
 _MAX_GENERATED = 32  # tokens
 # Values that keep an option as it was exported, and their NumPy type.
 _KEEP: dict[Any, tuple[Any, Any]] = {
@@ -48,17 +44,10 @@ Arrays = dict[str, Any]  # NumPy arrays by name
 
 
 class Request(NamedTuple):
-    """A request to a model server.
-
-    Attributes:
-        signature: its name.
-        inputs: arrays by name, dimension 0 the batch; text as bytes in arrays of objects.
-        outputs: the names of the outputs to return, the request's `output_filter`; none means all.
-    """
+    """A request to a signature: arrays by name, dimension 0 the batch; text as bytes."""
 
     signature: str
     inputs: Arrays
-    outputs: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -71,10 +60,9 @@ def make_requests(
 ) -> list[Request]:
     """Returns requests to each signature, and to each compiled shape.
 
-    Each signature gets the sentence of the median length, then a batch of 8 of all lengths. Usual
-    subsets of the outputs of `serving_default` are requested once. XLA's programs, which all
-    signatures share, are warmed up with ids, because the number of tokens in a text is not known
-    in advance.
+    Each signature gets the sentence of the median length, then a batch of 8 of all lengths. XLA's
+    programs, which all signatures share, are warmed up with ids, because the number of tokens in a
+    text is not known in advance.
 
     Args:
         translator: the translator of the signatures.
@@ -103,11 +91,6 @@ def make_requests(
             if name == "tokens":
                 inputs = {"source": _ids_column([ids[row] for row in rows])}
             requests.append(Request(name, inputs))
-    requests += [
-        requests[0]._replace(outputs=outputs)
-        for outputs in _OUTPUT_SUBSETS
-        if requests[0].signature == "serving_default"
-    ]
     if translator.xla is not None:
         for size, width in itertools.product(*translator.xla):
             batch = [_random_ids(source, width - 1, generator) for _ in range(size)]  # and EOS
@@ -147,11 +130,10 @@ def write_requests(version: pathlib.Path, requests: Sequence[Request], model_nam
     path = version / "assets.extra" / "tf_serving_warmup_requests"
     path.parent.mkdir(exist_ok=True)
     with tf.io.TFRecordWriter(str(path)) as writer:
-        for signature, inputs, outputs in requests:
+        for signature, inputs in requests:
             request = predict_pb2.PredictRequest(
                 model_spec=model_pb2.ModelSpec(name=model_name, signature_name=signature),
                 inputs={name: tf.make_tensor_proto(value) for name, value in inputs.items()},
-                output_filter=outputs,
             )
             log = prediction_log_pb2.PredictLog(request=request)
             writer.write(prediction_log_pb2.PredictionLog(predict_log=log).SerializeToString())
@@ -166,7 +148,7 @@ def compare_answers(
     """Compares a fresh process's answers to the warm-up requests with those of Python.
 
     Where two translations have nearly the same score, rounding decides between them: a few
-    sentences whose scores agree may differ otherwise, which is reported as a warning.
+    sentences whose scores agree may differ otherwise.
 
     Args:
         version: the folder of the SavedModel, with the file of these requests in it.
@@ -178,7 +160,7 @@ def compare_answers(
         InputError: the process or Python cannot answer, the process takes too long, or its answers
             differ from Python's.
     """
-    from tensorflow_serving.apis import prediction_log_pb2
+    from tensorflow_serving.apis import predict_pb2
 
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder, "answers"))
@@ -186,18 +168,15 @@ def compare_answers(
         records = [record.numpy() for record in tf.data.TFRecordDataset(path)]
     count = 0
     for request, ours, record in zip(requests, expected, records, strict=True):
-        response = prediction_log_pb2.PredictionLog.FromString(record).predict_log.response
-        theirs = {name: tf.make_ndarray(value) for name, value in response.outputs.items()}
+        answer = predict_pb2.PredictResponse.FromString(record)
+        theirs = {name: tf.make_ndarray(value) for name, value in answer.outputs.items()}
         count += _count_differing(request.signature, ours, theirs)
-    if count:
-        num_sentences = sum(request.size for request in requests)
-        message = (
-            f"{count} of {num_sentences} answers to the warm-up requests differ between the export "
-            f"and Python, though their scores agree within {_TOLERANCE}"
+    num_sentences = sum(request.size for request in requests)
+    if count > max(1, num_sentences // _SENTENCES_PER_TIE):
+        raise InputError(
+            f"{count} of {num_sentences} answers of the export differ from Python's, though their "
+            f"scores agree within {_TOLERANCE}: too many for near ties of translations"
         )
-        if count > max(1, num_sentences // _SENTENCES_PER_TIE):
-            raise InputError(f"{message}: too many for near ties of translations")
-        warnings.warn(f"{message}: near ties, which rounding decides", stacklevel=2)
 
 
 def _answer_both_ways(
@@ -218,9 +197,9 @@ def _answer_both_ways(
     try:
         expected = []
         with tf.device("/CPU:0"):  # like the other process: GPUs round differently
-            for name, inputs, subset in requests:
+            for name, inputs in requests:
                 outputs = signatures[name](**{key: tf.constant(inputs[key]) for key in inputs})
-                expected.append({key: outputs[key].numpy() for key in subset or outputs})
+                expected.append({key: value.numpy() for key, value in outputs.items()})
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
         raise InputError(
