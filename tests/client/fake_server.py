@@ -84,9 +84,10 @@ class Model:
             message = f"Unrecognized servable version label: {label}"
             raise FaultError("INVALID_ARGUMENT", message)
         version = self.labels.get(label, version)
-        if name != self.name or not self.versions or (version or 1) not in self.versions:
+        version = max(self.versions, default=0) if version is None else version
+        if name != self.name or version not in self.versions:
             raise FaultError("NOT_FOUND", f"Servable not found for request: {name}, {version}")
-        return version or max(self.versions)
+        return version
 
     def input_types(self, signature: str) -> dict[str, str]:
         if signature not in self.signatures:

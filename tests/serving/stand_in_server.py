@@ -43,6 +43,7 @@ def main() -> None:
         while True:
             paths = pathlib.Path(served.base_path).glob("[0-9]*")
             version = max((int(path.name) for path in paths), default=0)
+            model.versions = {each: model.versions[each] for each in sorted(model.versions)[-1:]}
             if version and version not in (*model.versions, *model.errors):
                 try:
                     load(model, version, pathlib.Path(served.base_path, str(version)))
@@ -67,7 +68,7 @@ def load(model: Model, version: int, folder: pathlib.Path) -> None:
         for name, each in loaded.items()
         if each.inputs
     }
-    model.versions = {version: predict}
+    model.versions[version] = predict
 
 
 def decode(values: Any) -> Any:
