@@ -126,7 +126,7 @@ def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
             shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
             lock.unlink(missing_ok=True)
     folder = parent / f"{prefix}{uuid.uuid4().hex}"
-    lock = folder.with_suffix(".lock")
+    lock = parent / f"{folder.name}.lock"
     with filelock.FileLock(lock):
         folder.mkdir()
         try:
