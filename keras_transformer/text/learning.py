@@ -105,16 +105,17 @@ def learn_vocabulary(
         )
     if len({*symbols}) < len(symbols):
         raise InputError(f"symbols must differ, got {', '.join(symbols)}")
+    texts: Iterable[str] = map(as_text, sentences)
     if max_sentences is not None:
         if max_sentences < 1:
             raise InputError(f"max_sentences must be at least 1, got {max_sentences}")
-        sentences = _sample(sentences, max_sentences, seed)
+        texts = _sample(texts, max_sentences, seed)
     model = io.BytesIO()
     reader_errors: list[Exception] = []
     try:
         with _normalization_options(normalization) as normalization_options:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_training_lines(sentences, normalization == "nfc", reader_errors),
+                sentence_iterator=_training_lines(texts, normalization == "nfc", reader_errors),
                 model_writer=model,
                 model_type=kind,
                 vocab_size=size,
@@ -175,24 +176,19 @@ def _portable(model_bytes: bytes, kind: str) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _sample(sentences: Iterable[Text], count: int, seed: int) -> list[Text]:
+def _sample(sentences: Iterable[str], count: int, seed: int) -> list[str]:
     """Returns the `count` sentences with the lowest hashes, whatever the order of the text."""
     salt = seed.to_bytes(8, "big")
 
-    def keyed() -> Iterator[tuple[bytes, Text]]:
-        for sentence in sentences:
-            data = (
-                sentence
-                if isinstance(sentence, bytes)
-                else sentence.encode("utf-8", "surrogatepass")
-            )
-            yield hashlib.blake2b(data, digest_size=8, salt=salt).digest(), sentence
+    def hash_of(sentence: str) -> bytes:
+        data = sentence.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(data, digest_size=8, salt=salt).digest()
 
-    return [sentence for _, sentence in heapq.nsmallest(count, keyed())]
+    return heapq.nsmallest(count, sentences, key=hash_of)
 
 
 def _training_lines(
-    sentences: Iterable[Text], composes: bool, errors: list[Exception]
+    sentences: Iterable[str], composes: bool, errors: list[Exception]
 ) -> Iterator[str]:
     """Yields sentences in a form that the trainer does not skip, split before spaces if too long.
 
@@ -201,7 +197,6 @@ def _training_lines(
     """
     try:
         for sentence in sentences:
-            sentence = as_text(sentence)
             check_unicode("text", sentence)
             line = _SPACES.sub(" ", _DROPPED.sub("", sentence))
             line = compose(line) if composes else line

@@ -212,7 +212,10 @@ def test_options_out_of_range_are_errors(options, message):
         ),
         (lambda _: learn_vocabulary([b"gr\xfcn"]), r"text must be UTF-8, got b'gr\\xfcn'"),
         (lambda _: learn_vocabulary(["ein", None]), "text must be a string, got None"),
-        (lambda _: learn_vocabulary([float("nan")]), "text must be a string, got nan"),
+        (
+            lambda _: learn_vocabulary([float("nan")], max_sentences=9),
+            "text must be a string, got nan",
+        ),
         (lambda _: learn_vocabulary({"ein": "Hund"}), "a sequence of sentences, got a dict"),
         (lambda vocabulary: vocabulary.encode({"ein"}), "a sequence of sentences, got a set"),
         (lambda vocabulary: vocabulary.decode([[5, -1]]), "0 to 79, got -1"),
