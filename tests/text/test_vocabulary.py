@@ -3,7 +3,6 @@
 import hashlib
 import io
 import os
-import pathlib
 import re
 
 import pytest
@@ -11,10 +10,8 @@ import sentencepiece
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.errors import InputError
-from keras_transformer.files import read_lines
 from keras_transformer.text import Vocabulary, learn_vocabulary
 
-DATA = pathlib.Path(__file__).parents[1] / "data" / "text"
 KINDS = ["bpe", "unigram", "char", "word"]
 SENTENCES = [
     "Zwei junge Männer sind im Freien in der Nähe vieler Büsche.",
@@ -96,6 +93,7 @@ def test_normalization_reports_what_it_changes():
 @pytest.mark.parametrize(
     ("normalization", "text", "normal"),
     [
+        ("nfc", "  ﬁx…  Ａ１\te\u0301 ", "ﬁx… Ａ１ é"),
         ("nfkc", "  ﬁx…\tＡ１\u200b  e\u0301\x01 ", "fix... A1 é"),
         ("identity", "  ﬁx… Ａ１  e\u0301 ", "ﬁx… Ａ１ e\u0301"),  # only squeezes spaces
     ],
@@ -155,9 +153,6 @@ def test_very_long_lines_are_learned_from(kind):
     vocabulary = learn_vocabulary(["x", spaced, unbroken], size=17, kind=kind)
     [ids] = vocabulary.encode(["Hund und Katze" + (" é" if kind != "word" else "")])
     assert UNK_ID not in ids
-    if kind == "char":  # whose trainer skips lines with these characters
-        vocabulary = learn_vocabulary(["ab", "cd ▅ \0 <s> ef"], size=100, kind=kind)
-        assert UNK_ID not in vocabulary.encode(["abcdef"])[0]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -175,54 +170,44 @@ def test_largest_and_smallest_size_are_named_and_the_default_is_the_largest(kind
     assert learn_vocabulary(SENTENCES, size=smallest, kind=kind).size == smallest
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sentences", [[], ["", "  "], ["\u200b"]])
-def test_text_without_characters_is_an_error(kind, sentences):
-    with pytest.raises(InputError, match="there is no text"):
-        learn_vocabulary(sentences, size=100, kind=kind, normalization="nfkc")
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("sentences", "options", "message"),
     [
-        ({"size": 4}, "size must be from 5 to 2,147,483,647, got 4"),
-        ({"size": 260, "byte_fallback": True}, "size must be from 261 to"),
-        ({"kind": "wordpiece"}, "kind must be one of bpe, unigram, char, word, got 'wordpiece'"),
-        ({"normalization": "nfd"}, "normalization must be one of nfc, nfkc, identity, got 'nfd'"),
-        ({"character_coverage": 1.5}, "character_coverage must be from 0.98 to 1, got 1.5"),
-        ({"size": 1 << 31}, "size must be from 5 to 2,147,483,647, got 2,147,483,648"),
-        ({"symbols": ["A", "A"]}, "symbols must differ, got A, A"),
-        ({"max_sentences": 0}, "max_sentences must be at least 1, got 0"),
+        ([], {}, "there is no text"),
+        (["", "\u200b"], {}, "there is no text"),
+        ("ein Hund", {}, "a sequence of sentences, got one: 'ein Hund'"),
+        ({"ein": "Hund"}, {}, "a sequence of sentences, got a dict"),
+        (["ab\udcff"], {}, "must be Unicode, got a lone"),
+        ([b"gr\xfcn"], {}, r"text must be UTF-8, got b'gr\\xfcn'"),
+        (["ein", None], {}, "text must be a string, got None"),
+        ([float("nan")], {"max_sentences": 9}, "text must be a string, got nan"),
+        (SENTENCES, {"size": 4}, "size must be from 5 to 2,147,483,647, got 4"),
+        (SENTENCES, {"size": 260, "byte_fallback": True}, "size must be from 261 to"),
+        (SENTENCES, {"size": 1 << 31}, "size must be from 5 to"),
+        (SENTENCES, {"kind": "wordpiece"}, "kind must be one of bpe, .* got 'wordpiece'"),
+        (SENTENCES, {"normalization": "nfd"}, "normalization must be one of .* got 'nfd'"),
+        (SENTENCES, {"character_coverage": 1.5}, "character_coverage must be .* got 1.5"),
+        (SENTENCES, {"symbols": ["A", "A"]}, "symbols must differ, got A, A"),
+        (SENTENCES, {"max_sentences": 0}, "max_sentences must be at least 1, got 0"),
     ],
+    ids=str,
 )
-def test_options_out_of_range_are_errors(options, message):
+def test_wrong_text_and_options_are_rejected(sentences, options, message):
     with pytest.raises(InputError, match=message):
-        learn_vocabulary(SENTENCES, **{"size": 60, **options})
+        learn_vocabulary(sentences, **{"size": 60, **options})
 
 
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda _: learn_vocabulary("ein Hund"), "a sequence of sentences, got one: 'ein Hund'"),
         (lambda vocabulary: vocabulary.encode("ein Hund"), "a sequence of sentences, got one:"),
-        (lambda _: learn_vocabulary(["ab\udcff"]), "must be Unicode, got a lone"),
-        (
-            lambda vocabulary: vocabulary.encode(["ein", "ab\udcff"]),
-            "must be Unicode, got a lone",
-        ),
-        (lambda _: learn_vocabulary([b"gr\xfcn"]), r"text must be UTF-8, got b'gr\\xfcn'"),
-        (lambda _: learn_vocabulary(["ein", None]), "text must be a string, got None"),
-        (
-            lambda _: learn_vocabulary([float("nan")], max_sentences=9),
-            "text must be a string, got nan",
-        ),
-        (lambda _: learn_vocabulary({"ein": "Hund"}), "a sequence of sentences, got a dict"),
         (lambda vocabulary: vocabulary.encode({"ein"}), "a sequence of sentences, got a set"),
+        (lambda vocabulary: vocabulary.encode(["ein", "ab\udcff"]), "must be Unicode, got a lone"),
         (lambda vocabulary: vocabulary.decode([[5, -1]]), "0 to 79, got -1"),
         (lambda vocabulary: vocabulary.pieces([5, 80]), "0 to 79, got 80"),
     ],
 )
-def test_wrong_text_and_ids_are_rejected(vocabulary, use, message):
+def test_wrong_arguments_are_rejected(vocabulary, use, message):
     with pytest.raises(InputError, match=message):
         use(vocabulary)
 
@@ -248,8 +233,6 @@ def test_vocabulary_file_round_trip(vocabulary, tmp_path):
     assert loaded.fingerprint == vocabulary.fingerprint
     assert loaded.encode(SENTENCES) == vocabulary.encode(SENTENCES)
     assert os.listdir(tmp_path) == [path.name]
-    (tmp_path / "any").touch()
-    assert path.stat().st_mode == (tmp_path / "any").stat().st_mode
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no model", "cut"])
@@ -286,18 +269,3 @@ def test_sentencepiece_model_with_other_ids_is_rewritten(tmp_path, kind, ids):
     assert vocabulary.decode(vocabulary.encode(SENTENCES)) == SENTENCES
     vocabulary.save(path)
     assert Vocabulary.load(path).fingerprint == vocabulary.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("file", "options"),
-    [("multi30k.de.gz", dict(size=1000)),
-     ("multi30k_bpe.de.gz", dict(size=20_000, kind="word", normalization="identity"))],
-)  # fmt: skip
-def test_real_corpus_comes_back_after_encoding(file, options):
-    lines = read_lines(DATA / file)
-    vocabulary = learn_vocabulary(lines, **options)
-    decoded = vocabulary.decode(vocabulary.encode(lines))
-    assert decoded == [vocabulary.normalize(line) for line in lines]
-    if "kind" in options:
-        assert decoded == [line.strip() for line in lines]
-        assert vocabulary.size == 4 + len({token for line in lines for token in line.split()})
