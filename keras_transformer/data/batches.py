@@ -20,8 +20,8 @@ toolkits pairs of similar length share a batch:
    takes every W-th of many short pieces of the corpus, so it is a sample of the whole.
 
 Geometric boundaries of the longer side, as tensor2tensor has them, would need no dynamic
-programming, but leave fewer real tokens: 74 to 84 % of all entries with 8 shapes and 91 % with 96,
-where these cuts leave 74 to 87 % and 92 to 93 % (captions, news, law).
+programming, but leave fewer real tokens (captions, news, law): 74 to 84 % of all entries with 8
+shapes and 91 to 92 % with 96, where these cuts leave 75 to 87 % and 92 to 93 %.
 
 How many batches a window has depends on lengths, `max_shapes` and the bounds of a batch alone: it
 is the same in every epoch and for any number of devices, but not with XLA and without. So a place

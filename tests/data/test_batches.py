@@ -3,9 +3,12 @@
 import itertools
 import pathlib
 import time
+import unittest.mock
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.data import batches as module
@@ -128,6 +131,55 @@ def test_no_more_shapes_than_needed():
 # The plan of an epoch; a corpus of several windows too
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=200),
+    bounds=st.tuples(st.integers(40, 300), st.none() | st.integers(1, 20), st.integers(1, 9)),
+    window_pairs=st.sampled_from([16, 50, 1000]),
+    seed=st.integers(0, 3),
+    epoch=st.integers(0, 3) | st.just(10**12),
+    place=st.integers(0, 10**6),
+    devices=st.sampled_from([(1, 1), (2, 1), (2, 2), (3, 1), (6, 3)]),
+)
+def test_epoch_has_each_pair_once_from_any_point_for_any_number_of_devices(
+    lengths, bounds, window_pairs, seed, epoch, place, devices
+):
+    source, target = (np.array(side) for side in zip(*lengths, strict=True))
+    corpus = corpus_of(source, target)
+    corpus.source_ids[corpus.source_offsets[:-1]] = 100 + np.arange(len(source))
+    names = ("batch_tokens", "batch_sentences", "max_shapes")
+    options = dict(zip(names, bounds, strict=True))
+    with unittest.mock.patch.object(module, "WINDOW_PAIRS", window_pairs):
+        plan = BatchPlan(corpus, **options)
+        planned = list(plan.epoch(epoch, seed=seed))
+        place %= plan.batches_per_epoch
+        rest = list(plan.epoch(epoch, seed=seed, first_batch=place))
+        replicas, workers = devices
+        made = [
+            training_batches(
+                corpus, **options, seed=seed, first_step=epoch * len(planned) + place,
+                epochs=epoch + 1, replicas=replicas, shard=(index, workers),
+            )
+            for index in range(workers)
+        ]  # fmt: skip
+        made = [list(batches) for batches in made]
+    assert len(planned) == plan.batches_per_epoch
+    assert sorted(order(planned).tolist()) == list(range(len(source)))
+    assert {shape for shape, _ in planned} == set(plan.shapes) and len(plan.shapes) <= bounds[2]
+    assert planned[0].shape.memory == max(shape.memory for shape in plan.shapes)
+    for shape, pairs in planned:
+        assert 0 < len(pairs) <= shape.rows <= (bounds[1] or bounds[0])
+        assert shape.rows * max(shape[1:]) <= bounds[0]
+        assert source[pairs].max() <= shape.source_length
+        assert target[pairs].max() <= shape.target_length
+    assert [batch.pairs.tolist() for batch in rest] == [b.pairs.tolist() for b in planned[place:]]
+    assert [len(batches) for batches in made] == [len(rest)] * workers
+    for batch, *slices in zip(rest, *made, strict=True):
+        assert len({labels.shape for _, labels in slices}) == 1  # equal shares
+        first = np.concatenate([inputs["source"][:, 0] for inputs, _ in slices])
+        assert (first[first != PAD_ID] - 100).tolist() == batch.pairs.tolist()
+
+
 PAIRS = 10_000
 
 
@@ -138,20 +190,6 @@ def plan(request, monkeypatch):
     corpus = corpus_of(*correlated_lengths(PAIRS))
     assert module.count_windows(PAIRS) == request.param
     return BatchPlan(corpus, batch_tokens=512)
-
-
-def test_every_pair_occurs_once_and_fits_its_batch(plan):
-    source, target = correlated_lengths(PAIRS)
-    assert plan.real_share > (0.93 if len(plan._batches) == 1 else 0.87)  # windows are tiny here
-    for seed in (0, 1):
-        planned = list(plan.epoch(2, seed=seed))
-        assert len(planned) == plan.batches_per_epoch
-        assert {shape for shape, _ in planned} == set(plan.shapes)
-        assert sorted(order(planned).tolist()) == list(range(PAIRS))
-        for shape, pairs in planned:
-            assert 0 < len(pairs) <= shape.rows
-            assert source[pairs].max() <= shape.source_length
-            assert target[pairs].max() <= shape.target_length
 
 
 def test_order_follows_from_seed_and_epoch(plan):
@@ -167,21 +205,11 @@ def test_order_follows_from_seed_and_epoch(plan):
     assert len(starts) > 1  # windows come in another order too
 
 
-def test_largest_shape_comes_first_and_shapes_are_mixed(plan):
-    most = max(shape.memory for shape in plan.shapes)
-    for epoch in range(3):
-        planned = list(plan.epoch(epoch, seed=2))
-        assert planned[0].shape.memory == most
-        entries = np.array([batch.shape.entries / batch.shape.rows for batch in planned])
-        half = len(entries) // 2
-        assert abs(entries[:half].mean() - entries[half:].mean()) < 0.2 * entries.mean()
-
-
-@pytest.mark.parametrize("place", [0, 1, 300, -1])
-def test_epoch_goes_on_from_any_batch(plan, place):
-    whole = list(plan.epoch(3, seed=1))
-    rest = plan.epoch(3, seed=1, first_batch=place % len(whole))
-    assert order(rest).tolist() == order(whole[place:]).tolist()
+def test_shapes_are_mixed(plan):
+    planned = list(plan.epoch(1, seed=2))
+    entries = np.array([batch.shape.entries / batch.shape.rows for batch in planned])
+    half = len(entries) // 2
+    assert abs(entries[:half].mean() - entries[half:].mean()) < 0.2 * entries.mean()
 
 
 def test_windows_spread_over_the_corpus(monkeypatch):
@@ -255,16 +283,6 @@ def test_resumed_run_continues_exactly():
     for step in (1, per_epoch - 1, per_epoch, 2 * per_epoch + 5, 3 * per_epoch, 5 * per_epoch):
         resumed = training_batches(corpus, batch_tokens=128, seed=9, first_step=step, epochs=3)
         assert as_lists(resumed) == whole[step:]
-
-
-def test_run_goes_on_at_any_step_at_once():
-    corpus, _, _ = a_corpus()
-    per_epoch = BatchPlan(corpus, batch_tokens=128).batches_per_epoch
-    epoch, place = divmod(10**12, per_epoch)
-    (batch,) = itertools.islice(training_batches(corpus, batch_tokens=128, first_step=10**12), 1)
-    planned = next(BatchPlan(corpus, batch_tokens=128).epoch(epoch, seed=0, first_batch=place))
-    rows = batch[0]["source"][:, 0]
-    assert sorted(rows[rows != PAD_ID] - 100) == sorted(planned.pairs)
 
 
 def rows_of(batches):

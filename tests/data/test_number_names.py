@@ -14,17 +14,11 @@ from keras_transformer.data.number_names import LANGUAGES, number_name, numbers_
     [
         (0, "en", "zero"),
         (102_005, "en", "one hundred and two thousand and five"),
-        (999_999, "en", "nine hundred and ninety-nine thousand, nine hundred and ninety-nine"),
-        (102_005, "de", "einhundertzweitausendfünf"),
         (101_000, "de", "einhunderteintausend"),
-        (701_101, "de", "siebenhunderteintausendeinhunderteins"),
         (21_031, "de", "einundzwanzigtausendeinunddreißig"),
-        (80, "fr", "quatre-vingts"),
         (81, "fr", "quatre-vingt-un"),
         (71, "fr", "soixante et onze"),
-        (1_100, "fr", "mille cent"),
         (80_200, "fr", "quatre-vingt mille deux cents"),
-        (200_091, "fr", "deux cent mille quatre-vingt-onze"),
     ],
 )
 def test_names_are_those_of_the_grammar(number, language, name):
