@@ -50,10 +50,6 @@ _MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
     },
     "NormalizerSpec": {
         "name": (1, "string"),
-        "precompiled_charsmap": (2, "bytes"),
-        "add_dummy_prefix": (3, "bool", "true"),
-        "remove_extra_whitespaces": (4, "bool", "true"),
-        "escape_whitespaces": (5, "bool", "true"),
         "normalization_rule_tsv": (6, "string"),  # the file that the rules came from
     },
     "Model": {
