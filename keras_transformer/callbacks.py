@@ -17,8 +17,7 @@ class TranslationMetrics(keras.callbacks.Callback):
 
     The progress line and the history show `val_bleu` and `val_chrf`, sacreBLEU's from 0 to 100.
     `EarlyStopping`, `ModelCheckpoint` and `ReduceLROnPlateau` monitor them with `mode="max"`.
-    `Seq2SeqModel.fit` calls this callback before those; other models need it first in the list.
-    After `SwapEMAWeights` it measures the averaged weights.
+    Give it before them in the list, and after `SwapEMAWeights` to measure the averaged weights.
 
     Args:
         pairs: the dev set, see `read_pairs`.
@@ -35,8 +34,6 @@ class TranslationMetrics(keras.callbacks.Callback):
         >>> stop = keras.callbacks.EarlyStopping("val_bleu", mode="max", patience=3)
         >>> model.fit(train, epochs=50, callbacks=[bleu, stop])
     """
-
-    adds_to_logs = True
 
     def __init__(
         self,

@@ -11,12 +11,10 @@ from typing import Any
 
 import keras
 from keras import ops
-from keras.src.backend import get_keras_mask
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.xla import in_xla, max_and_sum_of_exponentials
 
 __all__ = [
     "TRAINING_PREFIX",
@@ -32,50 +30,6 @@ __all__ = [
 # Name prefix of metrics that a model updates in `call` during training only: evaluation does not
 # show them.
 TRAINING_PREFIX = "train_"
-
-
-def check_padded(name: str, ids: Any) -> None:
-    """Raises `InputError` for ragged ids."""
-    if hasattr(ids, "to_tensor"):
-        raise InputError(
-            f"{name} must be ids padded with 0, got {type(ids).__name__}; pad them with "
-            ".to_tensor()"
-        )
-
-
-def check_batch(name: str, ids: Any) -> None:
-    """Raises `InputError` for ragged ids, or those of one sequence [T]."""
-    check_padded(name, ids)
-    if getattr(ids, "ndim", None) == 1:
-        raise InputError(
-            f"{name} must be ids [B, T], a row for each sequence, got the shape "
-            f"{tuple(ids.shape)}; one sequence is ids[None]"
-        )
-
-
-def check_ids(name: str, ids: Tensor, size: int | None) -> Tensor:
-    """Returns the ids; under TensorFlow raises an error for ids outside a vocabulary of this size.
-
-    It is an `InputError` for eager ids and `tf.errors.InvalidArgumentError` when a graph runs; XLA
-    drops the check.
-    """
-    check_padded(name, ids)
-    if keras.backend.backend() != "tensorflow" or size is None:
-        return ids
-    import tensorflow as tf
-
-    largest = tf.reduce_max(tf.bitcast(tf.cast(ids, tf.int32), tf.uint32))  # negative ones too
-    message = (
-        f"{name} has an id outside of the vocabulary of {size} tokens; ids are 0 to {size - 1}, "
-        "and padding is PAD, 0 (not -100)"
-    )
-    if tf.executing_eagerly():
-        if int(largest) >= size:
-            raise InputError(message)
-        return ids
-    check = tf.debugging.Assert(largest < tf.constant(size, tf.uint32), [message])
-    with tf.control_dependencies([check]):
-        return tf.identity(ids)
 
 
 def _flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,70 +59,49 @@ def _matching_labels(labels: Tensor, logits: Tensor) -> Tensor:
     return labels
 
 
-def log_normalizer(logits: Tensor, is_fused: bool) -> Tensor:
+def log_normalizer(logits: Tensor) -> Tensor:
     """Returns log Z = log(sum(exp(logits))) [N] of float32 logits [N, V].
 
-    Args:
-        logits: a softmax's argument.
-        is_fused: whether XLA compiles the sum, so that operations share passes over the logits.
-            Without XLA log Z is max(z) - log(max(softmax(z))): the softmax is one fused pass,
-            which the gradient needs anyway, and its largest entry is at least 1/V, so that its
-            logarithm is exact.
+    It is max(z) - log(max(softmax(z))): the softmax is one fused pass, which the gradient of the
+    loss needs anyway, and its largest entry is at least 1/V, so that its logarithm is exact.
     """
-    if is_fused:
-        best, total = max_and_sum_of_exponentials(logits)
-        return best + ops.log(total)
     return ops.max(logits, axis=-1) - ops.log(ops.max(ops.softmax(logits), axis=-1))
 
 
-def _best_logits(logits: Tensor) -> Tensor:
-    """Returns the largest logit [N] of each token; in XLA in one pass with the normalizer."""
-    return max_and_sum_of_exponentials(logits)[0] if in_xla() else ops.max(logits, axis=-1)
-
-
 def _label_logits(labels: Tensor, logits: Tensor) -> Tensor:
-    """Returns the logits [N] of int32 labels [N], from logits [N, V]."""
+    """Returns the logits [N] of int32 labels [N], from logits [N, V]; any for unknown labels."""
+    labels = ops.clip(labels, 0, ops.shape(logits)[-1] - 1)
     return ops.squeeze(ops.take_along_axis(logits, labels[:, None], axis=-1), -1)
 
 
-def smoothed_cross_entropy(
-    labels: Tensor, logits: Tensor, smoothing: float, is_fused: bool
-) -> Tensor:
+def smoothed_cross_entropy(labels: Tensor, logits: Tensor, smoothing: float) -> Tensor:
     """Returns the loss [N] of each token, for int32 labels [N] and float32 logits [N, V].
 
-    See `SmoothedCrossEntropy`. The gradient is written out, softmax(z) - smoothing / V, less
-    1 - smoothing at the label: the automatic one scatters into a zero matrix [N, V], which on a
-    CPU took a third of a whole training step. With XLA (`is_fused`) it is one pass that compares
-    each column with the label; without, ready-made kernels (softmax, gather, scatter) take fewer
-    passes.
+    See `SmoothedCrossEntropy`. The gradient is written out, softmax(z) less the label's
+    distribution: the automatic one scatters into a zero matrix [N, V], which on a CPU took a third
+    of a whole training step.
     """
 
     @ops.custom_gradient
     def with_gradient(logits: Tensor) -> tuple[Tensor, Any]:
         # All from the argument: under JAX a custom gradient cannot close over values that depend
         # on the differentiated ones (UnexpectedTracerError).
-        count, size = ops.shape(logits)
-        normalizer = log_normalizer(logits, is_fused)
-        value = normalizer - (1.0 - smoothing) * _label_logits(labels, logits)
+        size = ops.shape(logits)[-1]
+        value = log_normalizer(logits) - (1.0 - smoothing) * _label_logits(labels, logits)
         if smoothing:  # 0 times the mean of logits with -inf, of tokens ruled out, is NaN
             value = value - smoothing * ops.mean(logits, axis=-1)
 
         def gradient(*args: Tensor, upstream: Tensor | None = None) -> Tensor:
             slope = (args[0] if upstream is None else upstream)[:, None]  # [N, 1]
-            if is_fused:
-                is_label = ops.equal(ops.arange(size, dtype="int32"), labels[:, None])  # [N, V]
-                expected = ops.where(is_label, 1.0 - smoothing, 0.0)
-                probabilities = ops.exp(logits - normalizer[:, None])
-                return (probabilities - smoothing / size - expected) * slope
-            others = (ops.softmax(logits) - smoothing / size) * slope  # [N, V]
-            right = ops.take_along_axis(others, labels[:, None], axis=-1) - (1 - smoothing) * slope
-            rows = ops.stack([ops.arange(count, dtype="int32"), labels], axis=-1)  # [N, 2]
-            return ops.scatter_update(others, rows, right[:, 0])
+            is_label = ops.equal(ops.arange(size, dtype="int32"), labels[:, None])  # [N, V]
+            of_others = smoothing / size
+            expected = ops.where(is_label, 1.0 - smoothing + of_others, of_others)
+            return (ops.softmax(logits) - expected) * slope
 
         return value, gradient
 
     losses = with_gradient(logits)
-    # Where `check_ids` does nothing, a label outside of the vocabulary makes the loss NaN.
+    # A label outside of the vocabulary makes the loss NaN.
     is_known = ops.logical_and(labels >= 0, labels < ops.shape(logits)[-1])
     return losses * ops.sqrt(ops.where(is_known, 1.0, -1.0))  # NaN, and no constant NaN
 
@@ -211,23 +144,25 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         super().__init__(name=name, dtype="float32")  # represents the labels exactly
         self.smoothing = smoothing
 
-    def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
-        y_true = check_ids("labels", _matching_labels(y_true, y_pred), y_pred.shape[-1])
-        real = _real(y_true)  # [B, T]
-        # Keras divides by the number of all tokens: weights whose sum is that number make the
-        # result a mean over the real ones.
-        weights = real * (ops.cast(ops.size(real), "float32") / ops.maximum(ops.sum(real), 1.0))
+    def sum_and_tokens(
+        self, labels: Tensor, logits: Tensor, sample_weight: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the sum of the weighted losses of the real tokens, and their number, float32."""
+        labels = _matching_labels(labels, logits)
+        real = _real(labels)  # [B, T]
+        losses = self.call(labels, logits) * real
         if sample_weight is not None:
-            weights *= _weights_of_tokens(sample_weight, real)
-        # Keras would divide by the mask of the logits once more; a copy has none.
-        if get_keras_mask(y_pred) is not None:
-            y_pred = ops.copy(y_pred)
-        return super().__call__(y_true, y_pred, sample_weight=weights)
+            losses *= _weights_of_tokens(sample_weight, real)
+        return ops.sum(losses), ops.sum(real)
+
+    def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
+        total, tokens = self.sum_and_tokens(y_true, y_pred, sample_weight)
+        return total / ops.maximum(tokens, 1.0)
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """Returns the loss of each token, [B, T], for labels [B, T] and logits [B, T, V]."""
         labels, logits = _flat_labels_and_logits(y_true, y_pred)
-        losses = smoothed_cross_entropy(labels, logits, self.smoothing, is_fused=in_xla())
+        losses = smoothed_cross_entropy(labels, logits, self.smoothing)
         return ops.reshape(losses, ops.shape(y_true))
 
     def get_config(self) -> dict[str, Any]:
@@ -255,7 +190,7 @@ class TokenAccuracy(keras.metrics.Mean):
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         labels, logits = _flat_labels_and_logits(y_true, y_pred)
-        is_best = ops.equal(_label_logits(labels, logits), _best_logits(logits))
+        is_best = ops.equal(_label_logits(labels, logits), ops.max(logits, axis=-1))
         super().update_state(ops.cast(is_best, "float32"), _weights(y_true, y_pred, sample_weight))
 
 
@@ -269,7 +204,7 @@ class Perplexity(keras.metrics.Mean):
 
     def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
         labels, logits = _flat_labels_and_logits(y_true, y_pred)
-        losses = log_normalizer(logits, in_xla()) - _label_logits(labels, logits)
+        losses = log_normalizer(logits) - _label_logits(labels, logits)
         super().update_state(losses, _weights(y_true, y_pred, sample_weight))
 
     def result(self) -> Tensor:

@@ -201,8 +201,8 @@ ERRORS = {
         (dict(positions="rope"), "positions must be one of sinusoidal, concatenated, halves, "),
         (dict(positions="rotary", key_dim=5), "key_dim must be even for rotary positions, got 5"),
         (
-            dict(positions="learned", max_positions=64, max_position_offset=64),
-            "learned positions end at max_positions 64, and sentences begin as far as 64",
+            dict(positions="learned", max_positions=64, first_position=64),
+            "first_position must be below max_positions 64, got 64",
         ),
         (dict(num_heads=3), "model_dim 512 is not divisible by num_heads 3"),
         (dict(model_dim=15, num_heads=5), "model_dim must be even for sinusoidal pos.*, got 15"),
@@ -211,14 +211,10 @@ ERRORS = {
         (dict(max_positions=99), "max_positions cannot be combined with positions sinusoidal"),
         (dict(share_positions=False), "share_positions cannot be .* sinusoidal; .* to learned$"),
         (dict(positions="rotary", first_position=1), "first_position cannot be combined with pos"),
-        (dict(positions="relative", max_position_offset=9), "max_position_offset cannot be combin"),
     ],
     UniversalConfig: [
         (dict(adaptive_steps=False, halting_bias=0.5), "halting_bias .* adaptive_steps False; rem"),
         (dict(adaptive_steps=False, ponder_weight=0.1), "ponder_weight cannot be combined with ad"),
-    ],
-    RecurrentConfig: [
-        (dict(attention_type="dot", attention_dim=9), "attention_dim .* dot; .* to additive$"),
     ],
     DataConfig: [
         (dict(train_source=None, train_target=None), "no training data: give train_source and"),

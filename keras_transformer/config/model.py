@@ -81,9 +81,8 @@ class ModelConfig(JsonConfig):
         super().__post_init__()
         if self.share_embeddings == "all" and self.target_vocabulary_size is not None:
             raise InputError(
-                "share_embeddings 'all' needs one vocabulary for both sides, but "
-                f"target_vocabulary_size {self.target_vocabulary_size} is given; "
-                "set share_embeddings to 'target' or 'none', or share the vocabulary"
+                "share_embeddings 'all' needs one vocabulary for both sides, got "
+                f"target_vocabulary_size {self.target_vocabulary_size}"
             )
 
     @property
@@ -107,12 +106,10 @@ class ModelConfig(JsonConfig):
         Raises:
             InputError: the architecture is not registered or not this one; a field is unknown.
         """
-        fields, default = dict(values), getattr(cls, "architecture", None)
-        name = fields.pop("architecture", default)
-        if name is None:
-            raise InputError(f"no architecture; give one of {', '.join(_ARCHITECTURES)}")
+        fields, own = dict(values), getattr(cls, "architecture", None)
+        name = fields.pop("architecture", own)
         config_class: Any = cls
-        if name != default:
+        if name is None or name != own:
             config_class = find_class(_ARCHITECTURES, name, "architecture")
         if not issubclass(config_class, cls):
             raise InputError(
@@ -239,11 +236,6 @@ class TransformerLayersConfig(ModelConfig):
         '"post" as in the paper, or "pre": before each sub-layer, and once more at the end of '
         "each stack.",
     )
-    norm_form: Literal["variance", "sigma"] = option(
-        "variance",
-        '"variance" is (x - mean) / sqrt(variance + epsilon), "sigma" is (x - mean) / (sigma + '
-        "epsilon).",
-    )
     norm_epsilon: float = option(1e-6, "Epsilon of layer normalization.", minimum=0)
     positions: Positions = option(
         "sinusoidal",
@@ -268,13 +260,6 @@ class TransformerLayersConfig(ModelConfig):
         minimum=1,
         needs={"positions": ("learned",)},
     )
-    max_position_offset: int = option(
-        0,
-        "In training, start positions at a random number up to this, so that the model sees "
-        "positions beyond its longest sentence.",
-        minimum=0,
-        needs={"positions": _ABSOLUTE},
-    )
     attention_bias: bool = option(
         False, "Give the projections of attention a bias; the paper has none."
     )
@@ -283,19 +268,16 @@ class TransformerLayersConfig(ModelConfig):
         super().__post_init__()
         if self.model_dim % self.num_heads and (self.key_dim is None or self.value_dim is None):
             raise InputError(
-                f"model_dim {self.model_dim} is not divisible by num_heads {self.num_heads}; "
-                "choose num_heads that divides it, or set key_dim and value_dim"
+                f"model_dim {self.model_dim} is not divisible by num_heads {self.num_heads}"
             )
         if self.model_dim % 2 and self.positions in ("sinusoidal", "concatenated", "halves"):
             raise InputError(
                 f"model_dim must be even for {self.positions} positions, got {self.model_dim}"
             )
-        furthest = self.first_position + self.max_position_offset
-        if self.positions == "learned" and furthest >= self.max_positions:
+        if self.positions == "learned" and self.first_position >= self.max_positions:
             raise InputError(
-                f"learned positions end at max_positions {self.max_positions}, and sentences begin "
-                f"as far as {furthest} (first_position and max_position_offset); raise "
-                "max_positions, or lower those"
+                f"first_position must be below max_positions {self.max_positions}, got "
+                f"{self.first_position}"
             )
         key_dim = self.key_dim or self.model_dim // self.num_heads
         if key_dim % 2 and self.positions == "rotary":
@@ -393,14 +375,6 @@ class UniversalConfig(TransformerLayersConfig):
         "Let each token halt by itself (adaptive computation time, Graves 2016); otherwise "
         "each takes num_steps.",
     )
-    halting_output: Literal["sum", "blend"] = option(
-        "sum",
-        '"sum" weights the states of a token by its halting probabilities, which sum to 1 '
-        '(Graves 2016, eq. 13; "accumulated" in tensor2tensor); "blend" interpolates step by '
-        'step, with weights that sum to less (listing of Dehghani et al. 2019; "basic" in '
-        "tensor2tensor).",
-        needs={"adaptive_steps": (True,)},
-    )
     halting_epsilon: float = option(
         0.01,
         "A token halts once its halting probabilities sum to more than 1 - epsilon.",
@@ -450,37 +424,17 @@ class RecurrentConfig(ModelConfig):
         "Units of an LSTM, U; a layer of the encoder has two, one for each direction.",
         minimum=1,
     )
-    attention_type: Literal["additive", "dot"] = option(
-        "additive",
-        '"additive" scores v^T tanh(W1 H + W2 h + b) (Bahdanau et al. 2015), "dot" scores h^T W1 '
-        'H (Luong et al. 2015, "general").',
-    )
     attention_dim: int | None = option(
         None,
-        "Width of W1 H and W2 h in additive attention. Default: hidden_dim.",
+        "Width of the hidden layer of additive attention, v^T tanh(W1 H + W2 h + b) (Bahdanau et "
+        "al. 2015). Default: hidden_dim.",
         minimum=1,
-        needs={"attention_type": ("additive",)},
-    )
-    intra_temporal_attention: bool = option(
-        False,
-        "Give less attention to source tokens that were attended to before (Paulus et al. 2018, "
-        "2.1).",
     )
     intra_decoder_attention: bool = option(
         False, "Let the decoder attend to its earlier states (Paulus et al. 2018, 2.2)."
-    )
-    input_feeding: bool = option(
-        False,
-        "Feed the last context vector to the decoder beside each token. (Luong et al. 2015, "
-        "3.3, feed the attentional vector, made from context and state.)",
-    )
-    bridge_activation: Literal["relu", "tanh"] = option(
-        "relu",
-        'Activation between the last states of the encoder and the first of the decoder: "relu" '
-        '(See et al. 2017), or "tanh".',
     )
 
     @property
     def values_per_pair(self) -> int:
         """The width of additive attention's tanh, which is computed for each pair."""
-        return (self.attention_dim or self.hidden_dim) if self.attention_type == "additive" else 1
+        return self.attention_dim or self.hidden_dim

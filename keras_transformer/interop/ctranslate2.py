@@ -75,7 +75,7 @@ def export_ctranslate2(
     translations at `max_decoding_length`.
 
     Args:
-        model: a single Transformer; `norm_form` "sigma", a window, relative or rotary positions,
+        model: a single Transformer; a window, relative or rotary positions,
             and keys and values of different widths cannot be written.
         source, target: the vocabularies.
         folder: a path that does not exist.
@@ -123,7 +123,6 @@ def _obstacles(config: TransformerConfig) -> dict[str, bool]:
     widths = (config.key_dim or head_dim, config.value_dim or head_dim)
     return unsupported(
         config,
-        norm_form=["variance"],
         encoder_attention_window=[None],
         decoder_attention_window=[None],
         positions=["sinusoidal", "halves", "concatenated", "learned"],

@@ -393,7 +393,7 @@ def export_transformers(
 
     Args:
         model: a single Transformer with `norm_position` "post", `positions` "sinusoidal" or
-            "halves" from 0 on, and keys and values of model_dim / num_heads; LoRA is merged.
+            "halves" from 0 on, and keys and values of model_dim / num_heads.
         source, target: the vocabularies.
         folder: a path that does not exist.
 
@@ -467,7 +467,6 @@ def _obstacles(
     return unsupported(
         config,
         norm_position=["post"],
-        norm_form=["variance"],
         positions=["sinusoidal", "halves"],
         first_position=[0],
         key_dim=[None, head_dim],

@@ -15,12 +15,11 @@ from keras_transformer.layers.kv_cache import (
 )
 from keras_transformer.layers.recurrent import (
     LSTM,
+    AdditiveAttention,
     LSTMState,
     RecurrentDecoder,
     RecurrentEncoder,
     RecurrentMemory,
-    RecurrentState,
-    SingleHeadAttention,
 )
 from keras_transformer.layers.transformer import (
     Decoder,
@@ -35,6 +34,7 @@ from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
 __all__ = [
     "LSTM",
+    "AdditiveAttention",
     "CrossAttention",
     "Decoder",
     "DecoderLayer",
@@ -52,9 +52,7 @@ __all__ = [
     "RecurrentDecoder",
     "RecurrentEncoder",
     "RecurrentMemory",
-    "RecurrentState",
     "SelfAttention",
-    "SingleHeadAttention",
     "TokenEmbedding",
     "UniversalDecoder",
     "UniversalEncoder",

@@ -9,20 +9,14 @@ U value dimension of a head; while decoding, W hypotheses a sentence, whose newe
 place of the T queries, and t tokens read so far.
 """
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.layers.base import (
-    Layer,
-    ReadsMemory,
-    ReturnsScores,
-    full_precision,
-    softmax,
-)
+from keras_transformer.layers.base import Layer, ReadsMemory, full_precision, softmax
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
 from keras_transformer.layers.kv_cache import (
@@ -32,15 +26,7 @@ from keras_transformer.layers.kv_cache import (
     empty_kv_cache,
     sequence_bias,
 )
-from keras_transformer.layers.masks import combine_masks
-
-
-class RelativePositions(NamedTuple):
-    """Vectors of distances that attention adds to keys and values (Shaw et al. 2018)."""
-
-    keys: Tensor  # [2 * max_relative_distance + 1, K]
-    values: Tensor  # [2 * max_relative_distance + 1, U]
-    distances: Tensor  # [T, S] or [S]
+from keras_transformer.layers.masks import causal_mask, combine_masks, hide
 
 
 def attention_weights(query: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
@@ -73,7 +59,7 @@ def merge_heads_to_rows(x: Tensor) -> Tensor:
     return ops.reshape(ops.swapaxes(x, 1, 2), (-1, x.shape[1] * x.shape[3]))
 
 
-class ScaledDotProductAttention(ReturnsScores, Layer):
+class ScaledDotProductAttention(Layer):
     """The base of self-attention and cross-attention: several heads of equation 1.
 
     Args:
@@ -83,6 +69,9 @@ class ScaledDotProductAttention(ReturnsScores, Layer):
         dropout: rate on the attention weights.
         use_bias: whether the projections have a bias.
     """
+
+    relative_keys: Any
+    relative_values: Any
 
     def __init__(
         self,
@@ -114,28 +103,25 @@ class ScaledDotProductAttention(ReturnsScores, Layer):
         values: Tensor,
         bias: Tensor | None,
         training: bool | None,
-        relative: RelativePositions | None = None,
+        distances: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """softmax(Q K^T / sqrt(d_k)) V of all heads (3.2.1, eq. 1).
+
+        With distances, [T, S] or [S], relative positions add a vector for each to keys and values.
 
         Returns:
             The heads [..., H, T, U] and the attention weights [..., H, T, S].
         """
         query = query * self.key_dim**-0.5
-        if relative is not None:
-            scores = relative_scores(query, relative.keys, relative.distances)
+        if distances is not None:
+            scores = relative_scores(query, self.relative_keys, distances)
             bias = scores if bias is None else scores + ops.cast(bias, scores.dtype)
         weights = attention_weights(query, keys, bias)
         dropped = self.dropout(weights, training=training)
         heads = ops.matmul(dropped, values)
-        if relative is not None:
-            heads = heads + relative_values(dropped, relative.values, relative.distances)
+        if distances is not None:
+            heads = heads + relative_values(dropped, self.relative_values, distances)
         return heads, weights
-
-    def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
-        num_keys = (x if memory is None else memory).shape[1]
-        shape = (x.shape[0], self.num_heads, x.shape[1], num_keys)  # [B, H, T, S]
-        return (keras.KerasTensor(shape, self.compute_dtype),)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -156,6 +142,8 @@ class SelfAttention(ScaledDotProductAttention):
         >>> attention(x, use_causal_mask=True).shape
         TensorShape([2, 5, 16])
     """
+
+    window: int | None = None  # of `WindowedSelfAttention`
 
     def __init__(
         self,
@@ -213,13 +201,27 @@ class SelfAttention(ScaledDotProductAttention):
         Returns:
             [B, T, D], or that and the weights.
         """
-        bias = combine_masks(x, mask, attention_mask, use_causal_mask)
-        times = ops.arange(ops.shape(x)[1])
-        distances = times[None, :] - times[:, None]
-        query, keys, values = self._project(x, times)
-        heads, weights = self._attend(query, keys, values, bias, training, distances)
-        output = self.output_projection(merge_heads(heads))
+        bias = combine_masks(x, mask, attention_mask)
+        heads, weights = self._read(x, bias, use_causal_mask, training, return_attention_scores)
+        output = self.output_projection(heads)
         return (output, weights) if return_attention_scores else output
+
+    def _read(
+        self,
+        x: Tensor,
+        bias: Tensor | None,
+        use_causal_mask: bool,
+        training: bool | None,
+        return_attention_scores: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the heads [B, T, H * U] and the attention weights [B, H, T, T]."""
+        times = ops.arange(ops.shape(x)[1])
+        if use_causal_mask:
+            bias = hide(bias, causal_mask(ops.shape(x)[1]))
+        query, keys, values = self._project(x, times)
+        distances = self._distances(times[None, :] - times[:, None])
+        heads, weights = self._attend(query, keys, values, bias, training, distances)
+        return merge_heads(heads), weights
 
     def step(
         self, x: Tensor, kv_cache: KVCache, time: Tensor | int, score_bias: Tensor | None = None
@@ -233,7 +235,8 @@ class SelfAttention(ScaledDotProductAttention):
             kv_cache: of the tokens before them, from `empty_kv_cache` at first.
             time: tokens read before, t.
             score_bias: [B, 1, W, S] from `slot_bias`, which lets each hypothesis see its ancestors
-                and its new token. None: each row is a sequence and sees all that it has read.
+                and its new token, or of them those in the window. None: each row is a sequence and
+                sees all that it has read.
 
         Returns:
             [B * W, D] and the KV cache with the new tokens added.
@@ -249,13 +252,21 @@ class SelfAttention(ScaledDotProductAttention):
             True
         """
         if score_bias is None:
-            score_bias = sequence_bias(kv_cache.keys, time)
+            score_bias = sequence_bias(kv_cache.keys, time, self.window)
         num_hypotheses = 1 if score_bias is None else score_bias.shape[2]  # W; several have a bias
         query, *new = self._project(x, time, num_hypotheses)
         kv_cache = append_tokens(kv_cache, new, time)
+        first: Any = 0  # the first token whose slots are read; slot i * W + w has token i
         keys, values = (slots.entries for slots in kv_cache)
-        # Slot i * W + w has token i of hypothesis w.
-        distances = ops.arange(ops.shape(keys)[2]) // num_hypotheses - time
+        if self.window is not None:
+            reach = self.window // 2
+            first, size = ops.maximum(time - reach, 0), (reach + 1) * num_hypotheses
+            keys, values = (
+                slots.newest(slots.entries, first * num_hypotheses, size) for slots in kv_cache
+            )
+            kv_cache = KVCache(*(slots.forget(reach * num_hypotheses) for slots in kv_cache))
+        times = first + ops.arange(ops.shape(keys)[2]) // num_hypotheses
+        distances = self._distances(times - time)
         heads, _ = self._attend(query, keys, values, score_bias, False, distances)
         return self.output_projection(merge_heads_to_rows(heads)), kv_cache
 
@@ -280,20 +291,9 @@ class SelfAttention(ScaledDotProductAttention):
             query, keys = rotate(query, times), rotate(keys, times)
         return [query, keys, values]
 
-    def _attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        bias: Tensor | None,
-        training: bool | None,
-        distances: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Attends, with a vector for each of the distances [T, S] or [S] if these are relative."""
-        relative = None
-        if self.positions == "relative":
-            relative = RelativePositions(self.relative_keys, self.relative_values, distances)
-        return super()._attend(query, keys, values, bias, training, relative)
+    def _distances(self, distances: Tensor) -> Tensor | None:
+        """Returns the distances from queries to keys if relative positions need them."""
+        return distances if self.positions == "relative" else None
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

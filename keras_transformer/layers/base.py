@@ -7,7 +7,6 @@ import numpy as np
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.layers.file_state import Dense, layer_states, restore_layer_states
 
 
 class Layer(keras.layers.Layer):
@@ -34,27 +33,16 @@ class Layer(keras.layers.Layer):
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
-    def get_build_config(self) -> dict[str, Any] | None:
-        """Returns Keras's configuration, and the states of sublayers that files of weights need."""
-        config, states = super().get_build_config(), layer_states(self)
-        return config if config is None or not states else {**config, "layers": states}
-
-    def build_from_config(self, config: dict[str, Any]) -> None:
-        states = config.get("layers", {})
-        super().build_from_config({key: config[key] for key in config if key != "layers"})
-        restore_layer_states(self, states)
-
-    def _post_build(self) -> None:
-        super()._post_build()
-        if not self.trainable:  # its layers and weights, which it got after its constructor
-            for part in (*self._flatten_layers(include_self=False), *self.weights):
-                part.trainable = False
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("return_attention_scores") or kwargs.get("return_steps"):
+            return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces `call`
+        return super().compute_output_spec(*args, **kwargs)
 
     def _dense(
         self, units: int | None, name: str, input_shape: Any, **options: Any
     ) -> keras.layers.Dense:
         """Returns a built Dense layer of this layer's dtype."""
-        dense = Dense(units, name=name, dtype=self.dtype_policy, **options)
+        dense = keras.layers.Dense(units, name=name, dtype=self.dtype_policy, **options)
         dense.build(input_shape)
         return dense
 
@@ -89,27 +77,6 @@ class ReadsMemory:
         self, x_shape: tuple[int | None, ...], memory_shape: Any = None
     ) -> tuple[int | None, ...]:
         return tuple(x_shape)
-
-
-class ReturnsScores:
-    """Base of layers whose `call` has `return_attention_scores`, for functional models.
-
-    Without it Keras would trace `call`, for which JAX needs to know the length.
-    """
-
-    compute_dtype: str
-
-    def compute_output_spec(
-        self, x: Tensor, *others: Any, return_attention_scores: bool = False, **options: Any
-    ) -> Any:
-        output = keras.KerasTensor(x.shape, self.compute_dtype)
-        if not return_attention_scores:
-            return output
-        return output, *self.scores_spec(x, options.get("memory", others[0] if others else None))
-
-    def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
-        """Returns the specifications of the scores that `call` returns beside its output."""
-        raise NotImplementedError
 
 
 def with_scores(result: Any) -> tuple[Any, ...]:

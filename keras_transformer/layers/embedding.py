@@ -13,7 +13,6 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.layers.base import Layer, full_precision
-from keras_transformer.layers.dropout import ReplicaSeeds
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -50,7 +49,7 @@ class TokenEmbedding(Layer):
     def call(self, ids: Tensor, reverse: bool = False) -> Tensor:
         """Returns the vectors [..., D] of ids [...], times sqrt(D) if `scale` is set (3.4).
 
-        With `reverse` the logits of vectors, see `project`.
+        With `reverse` the logits [..., V] of vectors [..., D]: their products with the matrix.
         """
         if reverse:
             return ops.matmul(ids, self.projection())
@@ -58,14 +57,6 @@ class TokenEmbedding(Layer):
         vectors = ops.take(self.table, ops.cast(ids, "int32"), axis=0)
         vectors = ops.cast(vectors, self.compute_dtype)
         return vectors * self.model_dim**0.5 if self.scale else vectors
-
-    def project(self, x: Tensor) -> Tensor:
-        """Returns logits [..., V]: vectors x [..., D] times the transposed matrix."""
-        # In a functional model the layer is the operation: a product with the matrix would keep
-        # the matrix as it is now.
-        if isinstance(x, keras.KerasTensor):
-            return self(x, reverse=True)
-        return ops.matmul(x, self.projection())
 
     def projection(self) -> Tensor:
         """Returns the transposed matrix [D, V]."""
@@ -151,26 +142,17 @@ class PositionalEncoding(Layer):
                 autocast=False,  # its gradient is summed over tokens, in float32
             )
 
-    def call(self, x: Tensor, offset: Tensor | int = 0) -> Tensor:
-        """Returns embeddings x [B, T, D] plus the encodings of their positions.
-
-        Args:
-            x: the embeddings.
-            offset: added to the positions 0 to T - 1, int [] or [B, 1].
+    def call(self, x: Tensor) -> Tensor:
+        """Returns embeddings x [B, T, D] plus the encodings of the positions 0 to T - 1.
 
         Raises:
             InputError: x is not [B, T, D].
         """
         if len(x.shape) != 3 or x.shape[-1] != self.model_dim:
             raise InputError(
-                f"positions are added to embeddings [B, T, {self.model_dim}], got {x.shape}; give "
-                "a model batches of ids [B, T], and use `encode` for the encodings of positions"
+                f"positions are added to embeddings [B, T, {self.model_dim}], got {x.shape}"
             )
-        return x + self.encode(self.positions_of(x, offset))
-
-    def positions_of(self, x: Tensor, offset: Tensor | int) -> Tensor:
-        """Returns the positions [T], or [B, T], of tokens x [B, T, ...]; see `call`."""
-        return ops.arange(ops.shape(x)[1]) + ops.convert_to_tensor(offset, "int32")
+        return x + self.encode(ops.arange(ops.shape(x)[1]))
 
     def encode(self, positions: Tensor) -> Tensor:
         """Returns the encodings [..., D] of integer positions [...], counted from 0.
@@ -185,38 +167,6 @@ class PositionalEncoding(Layer):
             dtype = full_precision(self.compute_dtype)
             vectors = sinusoids(positions, self.model_dim, self.kind, dtype)
         return ops.cast(vectors, self.compute_dtype)
-
-
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class RandomOffset(Layer):
-    """Draws the position of each sentence's first token in training.
-
-    A model trained with many offsets also knows positions beyond the ends of its sentences
-    (tensor2tensor's `position_start_index="random"`).
-
-    Args:
-        max_offset: the largest; 0 to `max_offset` are equally likely.
-        seed: of the random numbers.
-    """
-
-    def __init__(self, max_offset: int, seed: int | None = None, **kwargs: Any) -> None:
-        super().__init__(autocast=False, **kwargs)
-        self.max_offset = max_offset
-        self.seed = seed
-        self.seed_generator = keras.random.SeedGenerator(seed)
-        self.built = True  # `Model.quantize` requires it
-
-    def call(self, ids: Tensor, training: bool | None = None) -> Tensor:
-        """Returns offsets int32 [B, 1] for ids [B, T]; 0 unless training."""
-        first = ops.zeros_like(ids[:, :1], dtype="int32")
-        if not training:
-            return first
-        shape = ops.shape(first)
-        seeds = ReplicaSeeds(self.seed_generator)
-        return keras.random.randint(shape, 0, self.max_offset + 1, seed=seeds)
-
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        return (input_shape[0], 1)
 
 
 def relative_scores(query: Tensor, table: Tensor, distances: Tensor) -> Tensor:

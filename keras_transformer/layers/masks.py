@@ -7,7 +7,7 @@ Shapes: B batch, S source length, T target length, H heads.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -56,24 +56,30 @@ def keras_mask(x: Any) -> Tensor | None:
     return get_keras_mask(x)  # not an attribute: a traced tensor of JAX has none
 
 
+class Bias(NamedTuple):
+    """All masks as one bias, which a stack makes once and gives its layers in place of a mask."""
+
+    values: Tensor | None  # broadcasts to [B, H, T, S]; None hides nothing
+
+
 def combine_masks(
-    keys: Tensor,
-    mask: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    use_causal_mask: bool = False,
+    keys: Tensor, mask: Tensor | Bias | None = None, attention_mask: Tensor | Bias | None = None
 ) -> Tensor | None:
-    """Returns the bias of all masks, which broadcasts to [B, H, T, S]; None without masks.
+    """Returns the bias of both masks, which broadcasts to [B, H, T, S]; None without masks.
 
     Args:
         keys: [B, S, D], the sequence attended to, or its `KeysValues`.
         mask: bool [B, S], True at real tokens; None for the Keras mask of `keys`.
         attention_mask: bool, True where a query may attend: [T, S], [B, T, S] or [B, H, T, S], any
-            dimension may be 1.
-        use_causal_mask: whether to hide later positions.
+            dimension may be 1. Where one of the two is a `Bias`, it stands for both.
 
     Raises:
         InputError: a mask is a float bias, or `mask` is not [B, S].
     """
+    if isinstance(mask, Bias):
+        return mask.values
+    if isinstance(attention_mask, Bias):
+        return attention_mask.values
     if mask is None:
         mask = keras_mask(keys)
     masks = []
@@ -88,9 +94,12 @@ def combine_masks(
     if attention_mask is not None:
         pairs = as_bool(attention_mask, "attention_mask")
         masks.append(ops.expand_dims(pairs, 1) if len(pairs.shape) == 3 else pairs)
-    if use_causal_mask:
-        masks.append(causal_mask(ops.shape(keys)[1]))
     return mask_to_bias(functools.reduce(ops.logical_and, masks)) if masks else None
+
+
+def hide(bias: Tensor | None, mask: Tensor) -> Tensor:
+    """Returns the bias that also hides the keys where the mask is False."""
+    return ops.where(mask, 0.0 if bias is None else bias, MASKED)
 
 
 def as_bool(mask: Tensor, name: str) -> Tensor:

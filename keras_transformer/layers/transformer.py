@@ -11,6 +11,7 @@ feed-forward, H heads, W hypotheses a sentence.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, Literal
 
 import keras
@@ -19,18 +20,11 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
 from keras_transformer.layers.attention import CrossAttention, SelfAttention
-from keras_transformer.layers.base import (
-    Layer,
-    ReadsMemory,
-    ReturnsScores,
-    full_precision,
-    with_scores,
-)
+from keras_transformer.layers.base import Layer, ReadsMemory, full_precision, with_scores
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
-from keras_transformer.layers.masks import keras_mask
+from keras_transformer.layers.masks import Bias, combine_masks
 from keras_transformer.layers.windowed_attention import WindowedSelfAttention
-from keras_transformer.xla import barrier, in_xla
 
 ACTIVATIONS = {
     "relu": ops.relu,
@@ -76,27 +70,21 @@ class FeedForward(Layer):
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class LayerNormalization(Layer):
-    """Normalizes each vector to mean 0 and variance 1 (Ba et al. 2016), then applies a learned gain
-    and bias.
+    """gain * (x - mean) / sqrt(variance + epsilon) + bias of each vector (Ba et al. 2016).
+
+    The variance is that of the population: it divides by D.
 
     Args:
         epsilon: keeps the quotient finite if all entries are equal.
-        form: "variance" is gain * (x - mean) / sqrt(variance + epsilon) + bias, "sigma" is
-            gain * (x - mean) / (sigma + epsilon) + bias. The variance is that of the
-            population: it divides by D.
 
     Example:
         >>> LayerNormalization()(np.ones((2, 5, 16), "float32")).shape
         TensorShape([2, 5, 16])
     """
 
-    def __init__(
-        self, epsilon: float = 1e-6, form: Literal["variance", "sigma"] = "variance", **kwargs: Any
-    ) -> None:
+    def __init__(self, epsilon: float = 1e-6, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        check_choice("form", form, ("variance", "sigma"))
         self.epsilon = epsilon
-        self.form = form
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         dim = input_shape[-1]
@@ -109,61 +97,15 @@ class LayerNormalization(Layer):
         """Returns x [..., D] normalized, of the same shape and dtype."""
         # Half precision cannot hold the sum of squares.
         full = full_precision(x.dtype)
-        gain, bias = ops.cast(self.gain, full), ops.cast(self.bias, full)
-        if self.form == "variance" and keras.backend.backend() == "tensorflow" and in_xla():
-            return ops.cast(_normalized(x, gain, bias, self.epsilon, full), self.compute_dtype)
-        _, centered, variance = _moments(x, full)
-        if self.form == "variance":
-            normal = centered * ops.rsqrt(variance + self.epsilon)
-        else:
-            # The square root has no finite slope at 0; a tiny floor keeps gradients finite.
-            normal = centered / (ops.sqrt(ops.maximum(variance, 1e-24)) + self.epsilon)
-        return ops.cast(normal * gain + bias, self.compute_dtype)
+        x = ops.cast(x, full)
+        centered = x - ops.mean(x, axis=-1, keepdims=True)
+        variance = ops.mean(ops.square(centered), axis=-1, keepdims=True)
+        normal = centered * ops.rsqrt(variance + self.epsilon)
+        result = normal * ops.cast(self.gain, full) + ops.cast(self.bias, full)
+        return ops.cast(result, self.compute_dtype)
 
 
-def _moments(x: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns mean [..., 1], x - mean [..., D] and variance [..., 1] of x [..., D]."""
-    x = ops.cast(x, dtype)
-    mean = ops.mean(x, axis=-1, keepdims=True)
-    centered = x - mean
-    return mean, centered, ops.mean(ops.square(centered), axis=-1, keepdims=True)
-
-
-def _normalized(x: Tensor, gain: Tensor, bias: Tensor, epsilon: float, dtype: str) -> Tensor:
-    """Returns the normalized x [..., D] in a full precision, for XLA under TensorFlow.
-
-    Its gradient is written out, with n = (x - mean) * scale, scale = 1 / sqrt(variance + epsilon):
-        of x     scale * (u - mean(u) - n * mean(u * n)), u = upstream * gain
-        of gain  the sum of upstream * n over all vectors; of bias that of upstream
-    XLA would share n among them, and write it to memory in full precision for the sum over the
-    vectors. A barrier lets that sum read x, in half precision, and two numbers of each vector.
-    """
-
-    @ops.custom_gradient
-    def with_gradient(x: Tensor, gain: Tensor, bias: Tensor) -> tuple[Tensor, Any]:
-        mean, centered, variance = _moments(x, dtype)
-        scale = ops.rsqrt(variance + epsilon)
-
-        def gradient(upstream: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            def mean_of(values: Tensor) -> Tensor:
-                return ops.mean(values, axis=-1, keepdims=True)
-
-            normal, u = centered * scale, upstream * gain
-            x_gradient = scale * (u - mean_of(u) - normal * mean_of(u * normal))
-            shared_mean, shared_scale = barrier(mean, scale)
-            normal = (ops.cast(x, dtype) - shared_mean) * shared_scale
-            vectors = list(range(len(x.shape) - 1))
-            gain_gradient, bias_gradient = (
-                ops.sum(values, axis=vectors) for values in (upstream * normal, upstream)
-            )
-            return ops.cast(x_gradient, x.dtype), gain_gradient, bias_gradient
-
-        return centered * scale * gain + bias, gradient
-
-    return with_gradient(x, gain, bias)
-
-
-class TransformerLayer(ReturnsScores, Layer):
+class TransformerLayer(Layer):
     """The sub-layers of `EncoderLayer` and, with cross-attention, of `DecoderLayer`.
 
     Args:
@@ -174,7 +116,7 @@ class TransformerLayer(ReturnsScores, Layer):
         feed_forward_dim, feed_forward_dropout, activation: see `FeedForward`.
         dropout: rate on the output of each sub-layer.
         norm_position: "post" or "pre", where the norms stand.
-        norm_form, norm_epsilon: see `LayerNormalization`.
+        norm_epsilon: see `LayerNormalization`.
 
     Attributes:
         feed_forward_class, norm_class: the sub-layers, for subclasses to replace.
@@ -200,7 +142,6 @@ class TransformerLayer(ReturnsScores, Layer):
         positions: Literal["relative", "rotary"] | None = None,
         max_relative_distance: int = 16,
         norm_position: Literal["post", "pre"] = "post",
-        norm_form: Literal["variance", "sigma"] = "variance",
         norm_epsilon: float = 1e-6,
         **kwargs: Any,
     ) -> None:
@@ -224,7 +165,7 @@ class TransformerLayer(ReturnsScores, Layer):
             if attention_window is None
             else WindowedSelfAttention(window=attention_window, **options)
         )
-        norm = functools.partial(self.norm_class, norm_epsilon, norm_form, dtype=dtype)
+        norm = functools.partial(self.norm_class, norm_epsilon, dtype=dtype)
         self.self_attention_norm = norm(name="self_attention_norm")
         if self.has_cross_attention:
             self.cross_attention = CrossAttention(**attention, name="cross_attention")
@@ -245,6 +186,35 @@ class TransformerLayer(ReturnsScores, Layer):
         self.feed_forward.build(input_shape)
         self.feed_forward_norm.build(input_shape)
 
+    def _run(
+        self,
+        x: Tensor,
+        attend_to_self: Callable[[Tensor], Any],
+        attend_to_memory: Callable[[Tensor], Any] | None = None,
+        training: bool | None = None,
+    ) -> tuple[Tensor, Any, Any]:
+        """Runs the sub-layers; returns x, and what self- and cross-attention return beside it."""
+        x, of_self = self._residual(x, self.self_attention_norm, attend_to_self, training)
+        of_memory = None
+        if attend_to_memory is not None:
+            x, of_memory = self._residual(x, self.cross_attention_norm, attend_to_memory, training)
+        x, _ = self._residual(
+            x, self.feed_forward_norm, lambda y: self.feed_forward(y, training=training), training
+        )
+        return x, of_self, of_memory
+
+    def _residual(
+        self,
+        x: Tensor,
+        norm: LayerNormalization,
+        sublayer: Callable[[Tensor], Any],
+        training: bool | None,
+    ) -> tuple[Tensor, Any]:
+        """The residual connection around a sub-layer, with its norm and dropout (3.1, 5.4)."""
+        y, other = with_scores(sublayer(norm(x) if self.is_pre_norm else x))
+        x = x + self.dropout(y, training=training)
+        return (x if self.is_pre_norm else norm(x)), other
+
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class EncoderLayer(TransformerLayer):
@@ -262,7 +232,7 @@ class EncoderLayer(TransformerLayer):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | Bias | None = None,
         use_causal_mask: bool = False,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -271,27 +241,15 @@ class EncoderLayer(TransformerLayer):
 
         Args: see `SelfAttention.call`.
         """
-        y = self.self_attention_norm(x) if self.is_pre_norm else x
-        y, scores = with_scores(
-            self.self_attention(
-                y,
-                mask=mask,
-                attention_mask=attention_mask,
-                use_causal_mask=use_causal_mask,
-                training=training,
-                return_attention_scores=return_attention_scores,
-            )
+        options = dict(
+            mask=mask,
+            attention_mask=attention_mask,
+            use_causal_mask=use_causal_mask,
+            training=training,
+            return_attention_scores=return_attention_scores,
         )
-        x = x + self.dropout(y, training=training)
-        x = x if self.is_pre_norm else self.self_attention_norm(x)
-
-        y = self.feed_forward_norm(x) if self.is_pre_norm else x
-        x = x + self.dropout(self.feed_forward(y, training=training), training=training)
-        x = x if self.is_pre_norm else self.feed_forward_norm(x)
+        x, scores, _ = self._run(x, lambda y: self.self_attention(y, **options), training=training)
         return (x, scores) if return_attention_scores else x
-
-    def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
-        return self.self_attention.scores_spec(x, x)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -314,8 +272,8 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
         x: Tensor,
         memory: Tensor | KeysValues,
         mask: Tensor | None = None,
-        memory_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        memory_mask: Tensor | Bias | None = None,
+        attention_mask: Tensor | Bias | None = None,
         use_causal_mask: bool = True,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -336,31 +294,16 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
             cross-attention [B, H, T, S].
         """
         options = dict(training=training, return_attention_scores=return_attention_scores)
-
-        y = self.self_attention_norm(x) if self.is_pre_norm else x
-        y, self_scores = with_scores(
-            self.self_attention(
-                y,
-                mask=mask,
-                attention_mask=attention_mask,
-                use_causal_mask=use_causal_mask,
-                **options,
-            )
+        masks = dict(
+            mask=mask, attention_mask=attention_mask, use_causal_mask=use_causal_mask, **options
         )
-        x = x + self.dropout(y, training=training)
-        x = x if self.is_pre_norm else self.self_attention_norm(x)
-
-        y = self.cross_attention_norm(x) if self.is_pre_norm else x
-        y, cross_scores = with_scores(
-            self.cross_attention(y, memory, memory_mask=memory_mask, **options)
+        x, *scores = self._run(
+            x,
+            lambda y: self.self_attention(y, **masks),
+            lambda y: self.cross_attention(y, memory, memory_mask=memory_mask, **options),
+            training,
         )
-        x = x + self.dropout(y, training=training)
-        x = x if self.is_pre_norm else self.cross_attention_norm(x)
-
-        y = self.feed_forward_norm(x) if self.is_pre_norm else x
-        x = x + self.dropout(self.feed_forward(y, training=training), training=training)
-        x = x if self.is_pre_norm else self.feed_forward_norm(x)
-        return (x, self_scores, cross_scores) if return_attention_scores else x
+        return (x, *scores) if return_attention_scores else x
 
     def step(
         self,
@@ -382,28 +325,15 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
             memory [B, H, W, S].
         """
         num_hypotheses = 1 if score_bias is None else score_bias.shape[2]
-
-        y = self.self_attention_norm(x) if self.is_pre_norm else x
-        y, kv_cache = self.self_attention.step(y, kv_cache, time, score_bias)
-        x = x + y
-        x = x if self.is_pre_norm else self.self_attention_norm(x)
-
-        y = self.cross_attention_norm(x) if self.is_pre_norm else x
-        y, scores = self.cross_attention.step(y, memory, memory_score_bias, num_hypotheses)
-        x = x + y
-        x = x if self.is_pre_norm else self.cross_attention_norm(x)
-
-        y = self.feed_forward_norm(x) if self.is_pre_norm else x
-        x = x + self.feed_forward(y)
-        x = x if self.is_pre_norm else self.feed_forward_norm(x)
-        return x, kv_cache, scores
-
-    def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
-        self_scores = self.self_attention.scores_spec(x, x)
-        return *self_scores, *self.cross_attention.scores_spec(x, memory)
+        return self._run(
+            x,
+            lambda y: self.self_attention.step(y, kv_cache, time, score_bias),
+            lambda y: self.cross_attention.step(y, memory, memory_score_bias, num_hypotheses),
+            training=False,
+        )
 
 
-class TransformerStack(ReturnsScores, Layer):
+class TransformerStack(Layer):
     """The base of `Encoder` and `Decoder`: N layers, and a last norm if norms stand before the
     sub-layers.
 
@@ -429,7 +359,7 @@ class TransformerStack(ReturnsScores, Layer):
             for index in range(num_layers)
         ]
         self.window: int | None = layer_options.get("attention_window")
-        self.final_norm = final_norm(layer_options, self.dtype_policy, self.layer_class.norm_class)
+        self.final_norm = final_norm(self.layer_class, layer_options, self.dtype_policy)
 
     def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
         for layer in self.layers:
@@ -437,22 +367,24 @@ class TransformerStack(ReturnsScores, Layer):
         if self.final_norm is not None:
             self.final_norm.build(input_shape)
 
-    def scores_spec(self, x: Tensor, memory: Any) -> tuple[Any, ...]:
-        specs = (layer.scores_spec(x, memory) for layer in self.layers)
-        return tuple(map(list, zip(*specs, strict=True)))
+    def _read(self, x: Tensor, *memory: Any, **options: Any) -> tuple[Any, ...]:
+        """Calls all layers; returns x and, of each kind of scores, a list of the layers'."""
+        scores = []
+        for layer in self.layers:
+            x, *layer_scores = with_scores(layer(x, *memory, **options))
+            scores.append(layer_scores)
+        x = x if self.final_norm is None else self.final_norm(x)
+        return x, *map(list, zip(*scores, strict=True))
 
 
 def final_norm(
-    layer_options: dict[str, Any],
-    dtype: Any,
-    norm_class: type[LayerNormalization] = LayerNormalization,
+    layer_class: type[TransformerLayer], layer_options: dict[str, Any], dtype: Any
 ) -> LayerNormalization | None:
     """Returns the norm that ends a pre-norm stack, or None for a post-norm one."""
     if layer_options.get("norm_position", "post") == "post":
         return None
     epsilon = layer_options.get("norm_epsilon", 1e-6)
-    form = layer_options.get("norm_form", "variance")
-    return norm_class(epsilon, form, name="final_norm", dtype=dtype)
+    return layer_class.norm_class(epsilon, name="final_norm", dtype=dtype)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -487,20 +419,13 @@ class Encoder(TransformerStack):
 
         Args: see `SelfAttention.call`.
         """
-        mask, scores = keras_mask(x) if mask is None else mask, []
-        for layer in self.layers:
-            x, layer_scores = with_scores(
-                layer(
-                    x,
-                    mask=mask,
-                    attention_mask=attention_mask,
-                    use_causal_mask=use_causal_mask,
-                    training=training,
-                    return_attention_scores=return_attention_scores,
-                )
-            )
-            scores.append(layer_scores)
-        x = x if self.final_norm is None else self.final_norm(x)
+        x, scores = self._read(
+            x,
+            attention_mask=Bias(combine_masks(x, mask, attention_mask)),
+            use_causal_mask=use_causal_mask,
+            training=training,
+            return_attention_scores=return_attention_scores,
+        )
         return (x, scores) if return_attention_scores else x
 
 
@@ -547,26 +472,16 @@ class Decoder(ReadsMemory, TransformerStack):
 
         Args: see `DecoderLayer.call`.
         """
-        mask = keras_mask(x) if mask is None else mask
-        memory_mask = keras_mask(memory) if memory_mask is None else memory_mask
-        self_scores, cross_scores = [], []
-        for layer in self.layers:
-            x, *scores = with_scores(
-                layer(
-                    x,
-                    memory,
-                    mask=mask,
-                    memory_mask=memory_mask,
-                    attention_mask=attention_mask,
-                    use_causal_mask=use_causal_mask,
-                    training=training,
-                    return_attention_scores=return_attention_scores,
-                )
-            )
-            self_scores.append(scores[0])
-            cross_scores.append(scores[-1])
-        x = x if self.final_norm is None else self.final_norm(x)
-        return (x, self_scores, cross_scores) if return_attention_scores else x
+        x, *scores = self._read(
+            x,
+            memory,
+            memory_mask=Bias(combine_masks(memory, memory_mask)),
+            attention_mask=Bias(combine_masks(x, mask, attention_mask)),
+            use_causal_mask=use_causal_mask,
+            training=training,
+            return_attention_scores=return_attention_scores,
+        )
+        return (x, *scores) if return_attention_scores else x
 
     def project_memory(self, memory: Tensor) -> list[KeysValues]:
         """Returns each layer's keys and values of the memory [B, S, D], for `step`."""

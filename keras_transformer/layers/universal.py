@@ -8,36 +8,26 @@ Shapes: B batch, T length, S source length, D model dimension, H heads, W hypoth
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.errors import check_choice
 from keras_transformer.layers.base import Layer, ReadsMemory, full_precision
 from keras_transformer.layers.embedding import sinusoids
-from keras_transformer.layers.file_state import Dense
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
-from keras_transformer.layers.masks import as_bool, keras_mask
+from keras_transformer.layers.masks import Bias, as_bool, combine_masks, keras_mask
 from keras_transformer.layers.transformer import DecoderLayer, EncoderLayer, final_norm
 
 
 class Halting(NamedTuple):
-    """The halting state of each token.
+    """The halting state of each token; padding never runs."""
 
-    Attributes:
-        is_running: bool, whether it has not halted; padding never runs.
-        total: float32, the sum of its halting probabilities so far.
-        steps: float32, the steps it has taken, N.
-        remainders: float32, 1 minus its halting probabilities before its last step, R; 0 before
-            that.
-    """
-
-    is_running: Tensor  # [B, T], or of any shape, as all of these
-    total: Tensor
-    steps: Tensor
-    remainders: Tensor
+    is_running: Tensor  # bool [B, T], or of any shape, as all of these: it has not halted
+    total: Tensor  # float32, the sum of its halting probabilities so far
+    steps: Tensor  # float32, the steps it has taken, N
+    remainders: Tensor  # float32, 1 - its probabilities before its last step, R; 0 before that
 
 
 def start(is_active: Tensor) -> Halting:
@@ -76,17 +66,13 @@ def advance(
 
 
 class Steps(NamedTuple):
-    """The steps of a stack.
+    """The steps of a stack."""
 
-    Attributes:
-        outputs: the attention of each step, or its KV cache and attention while decoding.
-        weights: float32 [B, T] for each adaptive step, the weight of its state in the output.
-        halting: the halting state after the last step.
-    """
-
-    outputs: list[Any]
-    weights: list[Tensor]
-    halting: Halting
+    # What the layer returns beside its output at each step: a list of its attention scores, or of
+    # its KV cache and its attention to the memory while decoding.
+    outputs: list[list[Any]]
+    weights: list[Tensor]  # float32 [B, T] for each adaptive step: of its state in the output
+    halting: Halting  # after the last step
 
 
 class UniversalStack(Layer):
@@ -95,7 +81,6 @@ class UniversalStack(Layer):
     Args:
         num_steps: how often the layer is applied; with adaptive steps, the maximum.
         adaptive_steps: whether each token halts by itself.
-        halting_output: "sum" or "blend", see `UniversalConfig`.
         halting_epsilon: see `advance`.
         halting_bias: initial bias of the halting unit.
         **layer_options: see `TransformerLayer`.
@@ -108,7 +93,6 @@ class UniversalStack(Layer):
         *,
         num_steps: int,
         adaptive_steps: bool = True,
-        halting_output: Literal["sum", "blend"] = "sum",
         halting_epsilon: float = 0.01,
         halting_bias: float = 1.0,
         name: str | None = None,
@@ -117,16 +101,14 @@ class UniversalStack(Layer):
         **layer_options: Any,
     ) -> None:
         super().__init__(name=name, dtype=dtype, trainable=trainable)
-        check_choice("halting_output", halting_output, ("sum", "blend"))
         self.num_steps = num_steps
-        self.halting_output = halting_output
         self.halting_epsilon = halting_epsilon
         self.layer: Any = self.layer_class(**layer_options, name="layer", dtype=self.dtype_policy)
         self.window: int | None = layer_options.get("attention_window")
-        self.final_norm = final_norm(layer_options, self.dtype_policy)
+        self.final_norm = final_norm(self.layer_class, layer_options, self.dtype_policy)
         self.halting_unit = None
         if adaptive_steps:
-            self.halting_unit = Dense(
+            self.halting_unit = keras.layers.Dense(
                 1,
                 activation="sigmoid",
                 bias_initializer=keras.initializers.Constant(halting_bias),
@@ -140,20 +122,12 @@ class UniversalStack(Layer):
             if layer is not None:
                 layer.build(input_shape)
 
-    def compute_output_spec(
-        self, x: Any, *args: Any, return_steps: bool = False, **kwargs: Any
-    ) -> Any:
-        if not return_steps:
-            return keras.KerasTensor(x.shape, self.compute_dtype)
-        # Traces `call`, for which JAX needs to know the length.
-        return keras.Operation.compute_output_spec(self, x, *args, return_steps=True, **kwargs)
-
-    def repeat_layer(
+    def _repeat(
         self,
         x: Tensor,
         positions: Tensor | None,
         is_active: Tensor,
-        apply: Callable[[Tensor, int], tuple[Tensor, Any]],
+        apply: Callable[[Tensor, int], tuple[Any, ...]],
     ) -> tuple[Tensor, Steps]:
         """Applies the layer step by step.
 
@@ -162,7 +136,7 @@ class UniversalStack(Layer):
             positions: signals that broadcast to x; None for the sinusoids of 0 to T - 1.
             is_active: bool [B, T], True at tokens that take steps.
             apply: the layer, a function of its input and the number of the step, from 0; returns
-                the layer's output and an entry of `Steps.outputs`.
+                the layer's output and what `Steps.outputs` keeps.
 
         Returns:
             The stack's output, of x's shape, and the steps.
@@ -175,28 +149,23 @@ class UniversalStack(Layer):
             number = ops.convert_to_tensor(step + 1, "int32")
             signal = sinusoids(number, x.shape[-1], dtype=full_precision(x.dtype))  # [D]
             entering = x + positions + ops.cast(signal, x.dtype)
-            new, other = apply(entering, step)
-            outputs.append(other)
+            new, *others = apply(entering, step)
+            outputs.append(others)
             if self.halting_unit is None:
                 x = output = new
                 continue
             running = ops.expand_dims(state.is_running, -1)
-            weight, state = advance(
-                state,
-                ops.squeeze(self.halting_unit(ops.cast(entering, "float32")), -1),
-                self.halting_epsilon,
-                is_last=step == self.num_steps - 1,
-            )
+            probabilities = ops.squeeze(self.halting_unit(ops.cast(entering, "float32")), -1)
+            is_last = step == self.num_steps - 1
+            weight, state = advance(state, probabilities, self.halting_epsilon, is_last)
             weights.append(weight)
-            weight = ops.expand_dims(ops.cast(weight, new.dtype), -1)
-            keep = 1.0 - weight if self.halting_output == "blend" else 1.0
-            output = keep * output + weight * new
+            # Graves 2016, eq. 13
+            output = output + ops.expand_dims(ops.cast(weight, new.dtype), -1) * new
             x = ops.where(running, new, x)  # tokens that have halted keep their state
         if self.final_norm is not None:
             output = self.final_norm(output)
         if self.halting_unit is None:
-            steps = self.num_steps * ops.cast(is_active, "float32")
-            state = state._replace(steps=steps)
+            state = state._replace(steps=self.num_steps * ops.cast(is_active, "float32"))
         return output, Steps(outputs, weights, state)
 
 
@@ -237,20 +206,15 @@ class UniversalEncoder(UniversalStack):
             positions: position signals [S, D] or [B, S, D]; None for sinusoids.
             return_steps: whether to return the steps too.
         """
-        mask = keras_mask(x) if mask is None else mask
-
-        def apply(entering: Tensor, step: int) -> tuple[Tensor, Tensor]:
-            return self.layer(
-                entering,
-                mask=mask,
-                attention_mask=attention_mask,
-                use_causal_mask=use_causal_mask,
-                training=training,
-                return_attention_scores=True,
-            )
-
-        is_active = _all_true(x) if mask is None else as_bool(mask, "mask")
-        output, steps = self.repeat_layer(x, positions, is_active, apply)
+        options = dict(
+            attention_mask=Bias(combine_masks(x, mask, attention_mask)),
+            use_causal_mask=use_causal_mask,
+            training=training,
+            return_attention_scores=True,
+        )
+        output, steps = self._repeat(
+            x, positions, _real(x, mask), lambda entering, _: self.layer(entering, **options)
+        )
         return (output, steps) if return_steps else output
 
 
@@ -291,30 +255,21 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
             x: embeddings [B, T, D].
             memory: the encoder's output [B, S, D].
             mask, memory_mask, attention_mask, use_causal_mask, training: see `DecoderLayer.call`.
-            positions: position signals [T, D] or [B, T, D]; None for sinusoids.
+            positions, return_steps: see `UniversalEncoder.call`.
             is_active: bool [B, T], True at tokens that take steps; None for all but padding.
-            return_steps: whether to return the steps too.
         """
-        mask = keras_mask(x) if mask is None else mask
-        memory_mask = keras_mask(memory) if memory_mask is None else memory_mask
-        if is_active is None:
-            is_active = _all_true(x) if mask is None else as_bool(mask, "mask")
-        projected = self.project_memory(memory)
-
-        def apply(entering: Tensor, step: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            new, *scores = self.layer(
-                entering,
-                projected,
-                mask=mask,
-                memory_mask=memory_mask,
-                attention_mask=attention_mask,
-                use_causal_mask=use_causal_mask,
-                training=training,
-                return_attention_scores=True,
-            )
-            return new, tuple(scores)
-
-        output, steps = self.repeat_layer(x, positions, is_active, apply)
+        options = dict(
+            memory=self.project_memory(memory),
+            memory_mask=Bias(combine_masks(memory, memory_mask)),
+            attention_mask=Bias(combine_masks(x, mask, attention_mask)),
+            use_causal_mask=use_causal_mask,
+            training=training,
+            return_attention_scores=True,
+        )
+        is_active = _real(x, mask) if is_active is None else is_active
+        output, steps = self._repeat(
+            x, positions, is_active, lambda entering, _: self.layer(entering, **options)
+        )
         return (output, steps) if return_steps else output
 
     def project_memory(self, memory: Tensor) -> KeysValues:
@@ -351,16 +306,13 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         if positions is None:
             position = ops.convert_to_tensor(time, "int32")
             positions = ops.cast(sinusoids(position, x.shape[-1]), x.dtype)
-        if is_active is None:
-            is_active = _all_true(x)
 
-        def apply(entering: Tensor, step: int) -> tuple[Tensor, Any]:
-            new, *others = self.layer.step(
-                entering, memory, kv_cache[step], time, score_bias, memory_score_bias
-            )
-            return new, others
+        def apply(entering: Tensor, step: int) -> tuple[Any, ...]:
+            cache = kv_cache[step]
+            return self.layer.step(entering, memory, cache, time, score_bias, memory_score_bias)
 
-        output, steps = self.repeat_layer(x, positions, is_active, apply)
+        is_active = _real(x) if is_active is None else is_active
+        output, steps = self._repeat(x, positions, is_active, apply)
         caches, attentions = zip(*steps.outputs, strict=True)
         num_hypotheses = attentions[0].shape[2]
         weights = [ops.reshape(weight, (-1, num_hypotheses)) for weight in steps.weights]
@@ -385,5 +337,7 @@ def mix_attention(attentions: list[Tensor], weights: list[Tensor]) -> Tensor:
     )
 
 
-def _all_true(x: Tensor) -> Tensor:
-    return ops.ones_like(x[..., 0], dtype="bool")
+def _real(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Returns the mask [...] of x [..., D], or the Keras mask of x; all True without any."""
+    mask = keras_mask(x) if mask is None else mask
+    return ops.ones_like(x[..., 0], dtype="bool") if mask is None else as_bool(mask, "mask")

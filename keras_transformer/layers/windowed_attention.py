@@ -17,9 +17,8 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.layers.attention import SelfAttention, merge_heads_to_rows
-from keras_transformer.layers.kv_cache import KVCache, append_tokens, sequence_bias
-from keras_transformer.layers.masks import MASKED, combine_masks, mask_to_bias
+from keras_transformer.layers.attention import SelfAttention
+from keras_transformer.layers.masks import MASKED, hide, mask_to_bias
 
 _MIN_BLOCK = 16  # positions; products of smaller blocks are slow
 _HEADS_AT_ONCE = 2  # the blocks overlap: fewer heads at once take less memory
@@ -50,32 +49,24 @@ class WindowedSelfAttention(SelfAttention):
         self.window = window
         self.reach = window // 2  # positions seen on a side
 
-    def call(
+    def _read(
         self,
         x: Tensor,
-        mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        use_causal_mask: bool = False,
-        training: bool | None = None,
-        return_attention_scores: bool = False,
-    ) -> Any:
-        """Attends as `SelfAttention.call` within the window.
+        bias: Tensor | None,
+        use_causal_mask: bool,
+        training: bool | None,
+        return_attention_scores: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the heads [B, T, H * U]; and the weights [B, H, T, T], if they are asked for.
 
-        Blocks need masks that are the same for all queries and heads. With others, or with
-        `return_attention_scores`, the whole attention matrix is computed.
+        Blocks need a bias that is the same for all queries and heads. With another one, or to
+        return the weights, the whole attention matrix is computed.
         """
         length = ops.shape(x)[1]
-        bias = combine_masks(x, mask, attention_mask)
         is_same_for_all = bias is None or (len(bias.shape) == 4 and bias.shape[1:3] == (1, 1))
         if return_attention_scores or not is_same_for_all:
-            band = band_mask(length, self.reach, use_causal_mask)  # [1, 1, T, T]
-            return super().call(
-                x,
-                mask=mask,
-                attention_mask=band if attention_mask is None else _both(attention_mask, band),
-                training=training,
-                return_attention_scores=return_attention_scores,
-            )
+            bias = hide(bias, band_mask(length, self.reach, use_causal_mask))
+            return super()._read(x, bias, False, training, return_attention_scores)
         projected = self._project(x, ops.arange(length))  # [B, H, T, K or U] each
         num_parts = self.num_heads // math.gcd(self.num_heads, _HEADS_AT_ONCE)
         parts = [ops.split(x, num_parts, axis=1) for x in projected]
@@ -83,37 +74,15 @@ class WindowedSelfAttention(SelfAttention):
         for query, keys, values in zip(*parts, strict=True):
             blocks = in_blocks(query, keys, values, bias, self.reach, use_causal_mask)
             attended, _ = self._attend(
-                blocks.query, blocks.keys, blocks.values, blocks.bias, training, blocks.distances
+                blocks.query,
+                blocks.keys,
+                blocks.values,
+                blocks.bias,
+                training,
+                self._distances(blocks.distances),
             )  # [N, B, 2, b, U]
             heads.append(out_of_blocks(attended, length))
-        return self.output_projection(ops.concatenate(heads, axis=-1))
-
-    def step(
-        self, x: Tensor, kv_cache: KVCache, time: Tensor | int, score_bias: Tensor | None = None
-    ) -> tuple[Tensor, KVCache]:
-        """Reads one more token of each hypothesis, as `SelfAttention.step`.
-
-        The bias is that of `slot_bias` with this window: the newest tokens' slots.
-        """
-        if score_bias is None:
-            score_bias = sequence_bias(kv_cache.keys, time, self.window)
-        num_hypotheses = 1 if score_bias is None else score_bias.shape[2]
-        query, *new = self._project(x, time, num_hypotheses)
-        kv_cache = append_tokens(kv_cache, new, time)
-        first, size = ops.maximum(time - self.reach, 0), (self.reach + 1) * num_hypotheses
-        keys, values = (
-            slots.newest(slots.entries, first * num_hypotheses, size) for slots in kv_cache
-        )
-        distances = first + ops.arange(ops.shape(keys)[2]) // num_hypotheses - time
-        heads, _ = self._attend(query, keys, values, score_bias, False, distances)
-        rest = KVCache(*(slots.forget(self.reach * num_hypotheses) for slots in kv_cache))
-        return self.output_projection(merge_heads_to_rows(heads)), rest
-
-
-def _both(attention_mask: Tensor, band: Tensor) -> Tensor:
-    if len(attention_mask.shape) == 3:
-        attention_mask = ops.expand_dims(attention_mask, 1)
-    return ops.logical_and(attention_mask, band)
+        return ops.concatenate(heads, axis=-1), None
 
 
 def in_band(distances: Tensor, reach: int, causal: bool) -> Tensor:

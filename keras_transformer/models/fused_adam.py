@@ -13,15 +13,15 @@ class FusedAdam(keras.optimizers.Adam):
     """`keras.optimizers.Adam` (Kingma and Ba 2015) with one operation for each weight.
 
     Keras composes each weight's update from a dozen operations, a thousand per step in a small
-    model. TensorFlow has one kernel for the update,
-    without amsgrad. The variables are the same; other backends use Keras's operations.
+    model. TensorFlow has one kernel for the update. The variables are the same; other backends, and
+    `amsgrad`, use Keras's operations.
     """
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Updates a variable and its moments."""
         dtype = variable.dtype
-        # In half precision the kernel would round 1 - beta_2.
-        if keras.backend.backend() != "tensorflow" or tf.as_dtype(dtype).size < 4:
+        is_fused = keras.backend.backend() == "tensorflow" and not self.amsgrad
+        if not is_fused or tf.as_dtype(dtype).size < 4:  # half precision would round 1 - beta_2
             super().update_step(gradient, variable, learning_rate)
             return
         index = self._get_variable_index(variable)

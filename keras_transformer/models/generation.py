@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.objectives import check_batch, check_ids
+from keras_transformer.models.checks import check_shape, checked_ids
 from keras_transformer.search import Constraint, Hypotheses, beam_search, sample, sentence_seeds
 
 _MAX_EXTRA_LENGTH = 50  # Vaswani et al. 2017, 6.1
@@ -29,10 +29,11 @@ def generate(
 ) -> Hypotheses:
     """Returns the hypotheses for source ids [B, S]; arguments as in `Seq2SeqModel.generate`."""
     ids = _checked(source, model.config.vocabulary_size)
+    options = {name: value for name, value in options.items() if value is not None}
     numbers = {
         name: tf.cast(options.pop(name), dtype)
         for name, dtype in _NUMBERS.items()
-        if options.get(name) is not None
+        if name in options
     }
 
     def search(source: Tensor, numbers: dict[str, Tensor]) -> Hypotheses:
@@ -60,7 +61,7 @@ def generate(
 
 def _checked(source: Any, vocabulary_size: int) -> Tensor:
     """Returns source ids [B, S], int32; warns if no row has EOS."""
-    check_batch("source", source)
+    check_shape("source", source)
     ids = tf.convert_to_tensor(source)
     if ids.dtype == tf.string:
         raise InputError(
@@ -71,7 +72,7 @@ def _checked(source: Any, vocabulary_size: int) -> Tensor:
         raise InputError(
             f"source must be integer ids [B, S], got {ids.dtype.name} of shape {ids.shape}"
         )
-    ids = check_ids("source", tf.cast(ids, tf.int32), vocabulary_size)
+    ids = checked_ids("source", tf.cast(ids, tf.int32), vocabulary_size)
     if tf.executing_eagerly() and len(ids) and not tf.reduce_any(ids == EOS_ID):
         warnings.warn(
             f"no row of source has EOS ({EOS_ID}), which ends each row in `fit`; append it",

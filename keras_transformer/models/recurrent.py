@@ -11,12 +11,7 @@ from keras import ops
 
 from keras_transformer.config import RecurrentConfig
 from keras_transformer.decoding import DecodingState, Tensor
-from keras_transformer.layers import (
-    RecurrentDecoder,
-    RecurrentEncoder,
-    RecurrentMemory,
-    RecurrentState,
-)
+from keras_transformer.layers import LSTMState, RecurrentDecoder, RecurrentEncoder, RecurrentMemory
 from keras_transformer.layers.kv_cache import ancestor_mask, empty_slots, slot_ancestors
 from keras_transformer.layers.masks import padding_mask
 from keras_transformer.models.seq2seq import (
@@ -51,16 +46,11 @@ class RecurrentModel(Seq2SeqModel):
             "dropout": config.dropout,
             "dtype": self.dtype_policy,
         }
-        self.encoder = RecurrentEncoder(
-            **options, bridge_activation=config.bridge_activation, name="encoder"
-        )
+        self.encoder = RecurrentEncoder(**options, name="encoder")
         self.decoder = RecurrentDecoder(
             **options,
-            attention_type=config.attention_type,
             attention_dim=config.attention_dim,
-            intra_temporal=config.intra_temporal_attention,
             intra_decoder=config.intra_decoder_attention,
-            input_feeding=config.input_feeding,
             name="decoder",
         )
         self.build()
@@ -97,7 +87,7 @@ class RecurrentModel(Seq2SeqModel):
         capacity: int | None = None,
         coverage: bool = False,
     ) -> DecodingState:
-        memory, state = self._encode(source, training=False)
+        memory, states = self._encode(source, training=False)
         history: Any = ()
         if self.config.intra_decoder_attention:
             num_slots, units = (capacity or 0) * num_hypotheses, self.config.hidden_dim
@@ -109,7 +99,7 @@ class RecurrentModel(Seq2SeqModel):
         return DecodingState(
             projection=self.output_projection(),
             context=memory,
-            recurrent_state=keras.tree.map_structure(for_each_hypothesis, state),
+            recurrent_state=keras.tree.map_structure(for_each_hypothesis, states),
             kv_cache=history,
             coverage=start_coverage(source, num_hypotheses) if coverage else None,
         )
@@ -147,12 +137,11 @@ class RecurrentModel(Seq2SeqModel):
         """
         config = self.config
         model_dim, units = config.model_dim, config.hidden_dim
-        is_additive = config.attention_type == "additive"
-        width = (config.attention_dim or units) if is_additive else units  # A
+        width = config.attention_dim or units  # A
         upper = config.num_layers - 1
         source = 2 * 4 * units * (model_dim + units + upper * 3 * units) + 2 * units * width
         target = 4 * units * (model_dim + units + upper * 2 * units) + 3 * units * model_dim
-        target += units * width * is_additive + 8 * units**2 * config.input_feeding
+        target += units * width
         pairs = source_length * target_length * (width + 2 * units)
         if config.intra_decoder_attention:
             target += units**2 + units * model_dim
@@ -163,22 +152,24 @@ class RecurrentModel(Seq2SeqModel):
 
     def _encode(
         self, source: Tensor, training: bool | None
-    ) -> tuple[RecurrentMemory, RecurrentState]:
-        """Returns the memory, and the decoder's state before the first token."""
+    ) -> tuple[RecurrentMemory, tuple[LSTMState, ...]]:
+        """Returns the memory, and the decoder's states before the first token."""
         x = self.source_dropout(self.source_embedding(source), training=training)
         mask = padding_mask(source)
-        return self.decoder.start(*self.encoder.read(x, mask, training), mask)
+        values, states = self.encoder.read(x, mask, training)
+        return self.decoder.attention.project_memory(values, mask), states
 
     def _decoder_inputs(
         self, inputs: dict[str, Tensor], training: bool | None
-    ) -> tuple[Tensor, RecurrentMemory, RecurrentState]:
-        """Returns the target's vectors [B, T, D], the memory and the first state."""
+    ) -> tuple[Tensor, RecurrentMemory, tuple[LSTMState, ...]]:
+        """Returns the target's vectors [B, T, D], the memory and the first states."""
         x = self.target_dropout(self.target_embedding(inputs["target"]), training=training)
         return x, *self._encode(inputs["source"], training)
 
 
-def _reshape(state: RecurrentState, *rows: int) -> RecurrentState:
-    """Returns the state with other leading dimensions; each leaf keeps its last."""
-    return keras.tree.map_structure(
-        lambda leaf: ops.reshape(leaf, (*rows, ops.shape(leaf)[-1])), state
+def _reshape(states: tuple[LSTMState, ...], *rows: int) -> tuple[LSTMState, ...]:
+    """Returns the states with other leading dimensions; each leaf keeps its last."""
+    result: tuple[LSTMState, ...] = keras.tree.map_structure(
+        lambda leaf: ops.reshape(leaf, (*rows, ops.shape(leaf)[-1])), states
     )
+    return result

@@ -8,16 +8,11 @@ L layers, H heads, V target vocabulary.
 """
 
 import abc
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import keras
-import numpy as np
 from keras import ops
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 from typing_extensions import Self
 
 from keras_transformer.config import PAD_ID, ModelConfig
@@ -25,19 +20,11 @@ from keras_transformer.config.model import add_architecture
 from keras_transformer.config.registry import add_class
 from keras_transformer.decoding import DecodingState, Tensor
 from keras_transformer.errors import InputError, check_backend
-from keras_transformer.files import write_atomically
 from keras_transformer.layers import TokenEmbedding
 from keras_transformer.layers.dropout import Dropout
-from keras_transformer.layers.file_state import (
-    Dense,
-    layer_states,
-    restore_layer_states,
-    sublayers,
-    weights_by_path,
-)
 from keras_transformer.layers.masks import padding_mask, predicting_mask
+from keras_transformer.models.checks import check_shape
 from keras_transformer.models.train_step import TokenWeightedModel
-from keras_transformer.objectives import check_batch, check_padded
 
 if TYPE_CHECKING:  # search needs TensorFlow
     from keras_transformer.search import Hypotheses
@@ -94,7 +81,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         if self.target_embedding is not self.source_embedding:
             self.target_embedding.build()
         if config.share_embeddings == "none":
-            self.projection = Dense(
+            self.projection = keras.layers.Dense(
                 config.target_size, use_bias=False, name="projection", dtype=self.dtype_policy
             )
             self.projection.build((None, None, config.model_dim))
@@ -107,117 +94,6 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     def _lock_state(self) -> None:
         """Keeps the model open after `build`: a subclass may add its own layers and weights."""
 
-    def enable_lora(self, rank: int, lora_alpha: float | None = None) -> None:
-        """Adds trainable matrices of a low rank to each `Dense` layer (Hu et al. 2022).
-
-        All other weights are frozen. Files of the model keep the matrices.
-
-        Args:
-            rank: of the matrices, r.
-            lora_alpha: their factor is `lora_alpha / rank`; None means `rank`.
-
-        Raises:
-            InputError: the model has such matrices already, or no `Dense` layer.
-        """
-        if "lora" in layer_states(self):
-            raise InputError("the model has LoRA matrices already; enable_lora adds them once")
-        options = {"rank": rank, "lora_alpha": lora_alpha}
-        layers = sublayers(self).items()
-        dense = [path for path, layer in layers if isinstance(layer, keras.layers.Dense)]
-        if not dense:
-            raise InputError(f"{type(self).__name__} has no Dense layers for LoRA to adapt")
-        self._add_lora(dict.fromkeys(dense, options))
-
-    def save_lora_weights(self, filepath: str | os.PathLike[str]) -> None:
-        """Writes only the matrices of `enable_lora`, a few MB, as a safetensors file.
-
-        Raises:
-            InputError: the model has none.
-        """
-        if not (layers := layer_states(self).get("lora")):
-            raise InputError("the model has no LoRA weights; call enable_lora first")
-        weights = {
-            path: np.asarray(ops.convert_to_numpy(weight))
-            for path, weight in weights_by_path(self).items()
-            if path.endswith(("/lora_kernel_a", "/lora_kernel_b"))
-        }
-        write_atomically(filepath, save(weights, metadata={"layers": json.dumps(layers)}))
-
-    def load_lora_weights(self, filepath: str | os.PathLike[str]) -> None:
-        """Reads a file of `save_lora_weights` onto the model that the matrices were trained for.
-
-        A model without `enable_lora` gets matrices of the ranks in the file.
-
-        Raises:
-            InputError: the file is not one of these, or has other layers or sizes.
-        """
-        try:
-            with safe_open(filepath, framework="numpy") as file:
-                layers = json.loads(file.metadata()["layers"])
-                weights = {path: file.get_tensor(path) for path in file.keys()}  # noqa: SIM118
-            present = layer_states(self).get("lora")
-            _check_lora_sizes(sublayers(self), layers, weights)
-            if present is None:
-                self._add_lora(layers)
-            elif present != layers:
-                raise ValueError("layers, ranks or alphas differ from those of the model")
-            for path, weight in weights_by_path(self).items():
-                if path in weights:
-                    weight.assign(weights[path])
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise InputError(
-                f"cannot load the LoRA weights in {filepath} ({type(error).__name__}: {error}); "
-                "give a file of save_lora_weights, and a model with the same layers"
-            ) from error
-
-    def _add_lora(self, layers: Mapping[str, Mapping[str, Any]]) -> None:
-        """Adds matrices to layers, given by path, and freezes all other weights."""
-        known = sublayers(self)
-        chosen = {known[path]: options for path, options in layers.items()}
-        for layer in self._flatten_layers():  # setting the model's flag may leave theirs
-            layer.trainable = True
-        for weight in self.weights:
-            weight.trainable = False
-        for layer, options in chosen.items():
-            layer.enable_lora(**options)
-
-    def extended(self, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]) -> Self:
-        """Returns a copy with more tokens, whose ids follow the old ones.
-
-        The rows of a new token are the means of the rows of the old tokens that spell it: its
-        embeddings, its column of the projection and its output bias. Logits of old tokens stay
-        as they are; their probabilities shrink by the share that softmax gives to new ones.
-
-        Args:
-            source, target: the old ids that spell each new token of a vocabulary, see
-                `cut_new_tokens`; if the model has one vocabulary for both, `source` counts.
-
-        Raises:
-            InputError: the model has LoRA matrices or quantized layers.
-        """
-        if {"lora", "quantization"} & layer_states(self).keys():
-            raise InputError(
-                "a model with LoRA matrices or quantized layers cannot get more tokens; add them "
-                "before `enable_lora` or `quantize`"
-            )
-        config = self.config
-        sizes = {"vocabulary_size": config.vocabulary_size + len(source)}
-        if config.target_vocabulary_size is None:
-            target = source
-        else:
-            sizes["target_vocabulary_size"] = config.target_vocabulary_size + len(target)
-        model = type(self)(config.replace(**sizes), dtype=self.dtype_policy)
-        for old, new in zip(self.weights, model.weights, strict=True):
-            new.trainable = old.trainable
-            values = np.asarray(ops.convert_to_numpy(old))
-            spelled = source if old is self.source_embedding.table else target
-            for axis, (size, new_size) in enumerate(zip(old.shape, new.shape, strict=True)):
-                if size != new_size:
-                    means = [np.mean(np.take(values, ids, axis), axis) for ids in spelled]
-                    values = np.concatenate([values, np.stack(means, axis)], axis)
-            new.assign(values)
-        return model
-
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; raises `InputError` if the inputs are not named "source", "target"."""
         if not isinstance(inputs, Mapping) or not {"source", "target"} <= inputs.keys():
@@ -228,8 +104,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
                 'the model takes {"source": ids [B, S], "target": ids [B, T] shifted right}, got '
                 f"{got}; name the two inputs in a dict"
             )
-        for name, ids in inputs.items():  # a subclass may have others, of any shape
-            (check_batch if name in ("source", "target") else check_padded)(name, ids)
+        for name in ("source", "target"):
+            check_shape(name, inputs[name])
         return super().__call__(inputs, *args, **kwargs)
 
     @abc.abstractmethod
@@ -259,20 +135,6 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     @abc.abstractmethod
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         """Reads one more target token of each hypothesis; see `TranslationModel.step`."""
-
-    def fit(self, *args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
-        """Trains as `keras.Model.fit` does.
-
-        Args:
-            *args, **kwargs: of `keras.Model.fit`.
-            callbacks: as there; those that add to the logs, such as `TranslationMetrics`, run
-                before those that read them.
-        """
-        if callbacks is not None and not isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = _writers_of_logs_first(keras.tree.flatten(callbacks))
-        if callbacks is not None:
-            kwargs["callbacks"] = callbacks
-        return super().fit(*args, **kwargs)
 
     def generate(
         self,
@@ -382,7 +244,10 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             matrix, *biases = projection
             logits = ops.matmul(x, matrix)
             return logits + biases[0] if biases else logits
-        logits = (self.projection or self.target_embedding.project)(x)
+        if self.projection is None:
+            logits = self.target_embedding(x, reverse=True)
+        else:
+            logits = self.projection(x)
         if self.output_bias is not None:
             logits = logits + ops.cast(self.output_bias, logits.dtype)
         return logits
@@ -417,46 +282,19 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         """
         return predicting_mask(inputs["target"])
 
-    def export(self, filepath: str, *args: Any, input_signature: Any = None, **kwargs: Any) -> None:
-        """Exports `call`, logits of given targets, as `keras.Model.export` does.
-
-        `keras_transformer.export` writes the model that translates text.
-
-        Args:
-            filepath, *args, **kwargs: of `keras.Model.export`.
-            input_signature: the inputs; None means ids of any shape.
-        """
-        if input_signature is None:
-            names, shape = ("source", "target"), (None, None)
-            ids = {name: keras.KerasTensor(shape, "int32", name=name) for name in names}
-            input_signature = [ids]
-        super().export(filepath, *args, input_signature=input_signature, **kwargs)
-
-    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Writes the model as `keras.Model.save` does; rejects one that could not be loaded."""
-        self.get_config()  # raises before Keras opens the file
-        super().save(filepath, *args, **kwargs)
-
     def get_config(self) -> dict[str, Any]:
         return {
             "config": self.config.to_dict(),
             "name": self.name,
             "trainable": self.trainable,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
-            "layers": layer_states(self),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         values = dict(config)
         values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
-        is_trainable = values.pop("trainable", True)
-        states = values.pop("layers", {})
-        model = cls(ModelConfig.from_dict(values.pop("config")), **values)
-        restore_layer_states(model, states)
-        if not is_trainable:
-            model.trainable = False  # and all its layers
-        return model
+        return cls(ModelConfig.from_dict(values.pop("config")), **values)
 
 
 Model = TypeVar("Model", bound=type[Seq2SeqModel])
@@ -503,21 +341,6 @@ def build_model(config: ModelConfig, dtype: Any = None) -> Seq2SeqModel:
     return _MODELS[type(config)](config, dtype=dtype)
 
 
-def _writers_of_logs_first(callbacks: Sequence[Any]) -> list[Any]:
-    """Moves callbacks with `adds_to_logs` forward, but not before a swap of the weights."""
-    ordered: list[Any] = []
-    for callback in callbacks:
-        place = len(ordered)
-        while getattr(callback, "adds_to_logs", False) and place:
-            before = ordered[place - 1]
-            is_swap = isinstance(before, keras.callbacks.SwapEMAWeights)
-            if is_swap or getattr(before, "adds_to_logs", False):
-                break
-            place -= 1
-        ordered.insert(place, callback)
-    return ordered
-
-
 # `DecodingState.coverage`, for decoders that attend to the source.
 
 
@@ -532,14 +355,3 @@ def add_coverage(coverage: Tensor | None, attention: Tensor) -> Tensor | None:
     if coverage is None:
         return None
     return coverage + ops.mean(ops.cast(attention, "float32"), axis=1)
-
-
-def _check_lora_sizes(
-    layers: Mapping[str, Any], states: Mapping[str, Any], weights: Mapping[str, Any]
-) -> None:
-    for path, options in states.items():
-        rows, columns = layers[path].kernel.shape
-        for name, shape in (("a", (rows, options["rank"])), ("b", (options["rank"], columns))):
-            actual = weights[f"{path}/lora_kernel_{name}"].shape
-            if actual != shape:
-                raise ValueError(f"lora_kernel_{name} of {path} is {actual}, not {shape}")

@@ -3,6 +3,7 @@
 Under TensorFlow the update is that of `update.py`; other backends train by Keras's own step.
 """
 
+import warnings
 from typing import Any, Literal
 
 import keras
@@ -31,6 +32,7 @@ class TokenWeightedModel(_Model):
 
     Attributes:
         accumulation_steps, clip_norm: see `compile`.
+        max_length: the most tokens that the model has positions for; None for any number.
         uses_xla: whether XLA compiles the update (TensorFlow).
         flops_metric: a metric or None; its `update_state` gets the ids of each batch, source and
             labels.
@@ -42,6 +44,7 @@ class TokenWeightedModel(_Model):
     clip_norm: float | None = None
     uses_xla = False
     flops_metric: Any = None
+    max_length: int | None = None
     _jit_compile_asked: bool | Literal["auto"] = "auto"
 
     def compile(
@@ -66,6 +69,8 @@ class TokenWeightedModel(_Model):
         Raises:
             InputError: a number is out of range; the batch is split and the loss is not a mean;
                 or accumulation or clipping is set on JAX or PyTorch.
+
+        Warns if the model stores its weights in 16 bits, which an optimizer can hardly change.
         """
         if accumulation_steps < 1 or (clip_norm is not None and clip_norm <= 0):
             raise InputError(
@@ -77,26 +82,16 @@ class TokenWeightedModel(_Model):
                 "accumulation_steps and clip_norm need the TensorFlow backend; give the optimizer "
                 "gradient_accumulation_steps and global_clipnorm instead"
             )
+        if self.variable_dtype in ("bfloat16", "float16"):
+            warnings.warn(
+                f"weights in {self.variable_dtype} round small updates away, and Adam's beta_2 to "
+                f"1: the model may not learn; make it with the policy mixed_{self.variable_dtype}",
+                stacklevel=2,
+            )
         self.accumulation_steps = accumulation_steps
         self.clip_norm = clip_norm
         self._jit_compile_asked = jit_compile
-        floatx = keras.config.floatx()
-        if floatx in ("float16", "bfloat16"):  # Keras would round and sum up the losses so
-            keras.config.set_floatx("float32")
-        try:
-            super().compile(*args, jit_compile=jit_compile, **kwargs)
-        finally:
-            keras.config.set_floatx(floatx)
-
-    def fit(self, *args: Any, class_weight: Any = None, **kwargs: Any) -> Any:
-        """Trains as `keras.Model.fit` does; weights of labels are a `sample_weight` [B, T]."""
-        _check_class_weight(class_weight)
-        return super().fit(*args, **kwargs)
-
-    def train_on_batch(self, *args: Any, class_weight: Any = None, **kwargs: Any) -> Any:
-        """Makes one update, as `keras.Model.train_on_batch` does."""
-        _check_class_weight(class_weight)
-        return super().train_on_batch(*args, **kwargs)
+        super().compile(*args, jit_compile=jit_compile, **kwargs)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Updates the metrics as `keras.Model.compute_metrics` does, and `flops_metric`."""
@@ -123,11 +118,3 @@ class TokenWeightedModel(_Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built and self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
-
-
-def _check_class_weight(class_weight: Any) -> None:
-    if class_weight is not None:
-        raise InputError(
-            "class_weight is for one label a row, and has no effect on sequences; give the weight "
-            "of each label as sample_weight [B, T]"
-        )

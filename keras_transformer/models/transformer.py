@@ -15,9 +15,9 @@ from keras import ops
 
 from keras_transformer.config import EOS_ID, PAD_ID, TransformerConfig, TransformerLayersConfig
 from keras_transformer.decoding import DecodingState, Tensor
-from keras_transformer.layers import Decoder, Encoder, LayerNormalization, slot_bias
+from keras_transformer.layers import Decoder, Encoder, slot_bias
 from keras_transformer.layers.base import with_scores
-from keras_transformer.layers.embedding import PositionalEncoding, RandomOffset
+from keras_transformer.layers.embedding import PositionalEncoding
 from keras_transformer.layers.masks import padding_bias, padding_mask
 from keras_transformer.models.seq2seq import (
     Seq2SeqModel,
@@ -35,7 +35,6 @@ class TransformerModel(Seq2SeqModel):
 
     Attributes:
         positions: None if self-attention has positions.
-        position_offset: draws where positions begin in training; None if they never vary.
         encoder, decoder: made by the architecture.
     """
 
@@ -46,9 +45,8 @@ class TransformerModel(Seq2SeqModel):
     def __init__(self, config: TransformerLayersConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         self.positions = self._make_positions("positions")
-        self.position_offset = None
-        if config.max_position_offset:
-            self.position_offset = RandomOffset(config.max_position_offset, name="position_offset")
+        if config.positions == "learned":
+            self.max_length = config.max_positions - config.first_position
 
     def build(self, input_shape: Any = None) -> None:
         if self.built:
@@ -69,7 +67,7 @@ class TransformerModel(Seq2SeqModel):
         coverage: bool = False,
     ) -> DecodingState:
         source = self.visible_source(ops.convert_to_tensor(source, "int32"))
-        memory, _ = self._encode(source, padding_mask(source), 0, training=False)
+        memory, _ = self._encode(source, padding_mask(source), training=False)
         num_slots = (capacity or 0) * num_hypotheses
         return DecodingState(
             projection=self.output_projection(),
@@ -101,16 +99,9 @@ class TransformerModel(Seq2SeqModel):
 
     @abc.abstractmethod
     def _encode(
-        self, source: Tensor, source_mask: Tensor, offset: Tensor | int, training: bool | None
+        self, source: Tensor, source_mask: Tensor, training: bool | None
     ) -> tuple[Tensor, Any]:
-        """Returns the memory [B, S, D], and the attention of the encoder's layers or its steps.
-
-        Args:
-            source: ids [B, S].
-            source_mask: their padding mask.
-            offset: see `_draw_offset`.
-            training: whether dropout is on.
-        """
+        """Returns the memory [B, S, D], and the attention of the encoder's layers or its steps."""
 
     @abc.abstractmethod
     def _step(self, ids: Tensor, time: Tensor, **options: Any) -> tuple[Tensor, Any, Tensor]:
@@ -139,12 +130,6 @@ class TransformerModel(Seq2SeqModel):
             name=name,
             dtype=self.dtype_policy,
         )
-
-    def _draw_offset(self, source: Tensor, training: bool | None) -> Any:
-        """Returns the position of the first token: int32 [B, 1] in training, or 0."""
-        if self.position_offset is None or not training:
-            return 0
-        return self.position_offset(source, training=training)
 
 
 @register_architecture(TransformerConfig)
@@ -175,10 +160,9 @@ class Transformer(TransformerModel):
             self.target_positions = self._make_positions("target_positions")
         self.source_norm = self.target_norm = None
         if config.embedding_norm:
+            norm_class = self.encoder_class.layer_class.norm_class
             self.source_norm, self.target_norm = (
-                LayerNormalization(
-                    config.norm_epsilon, config.norm_form, name=name, dtype=self.dtype_policy
-                )
+                norm_class(config.norm_epsilon, name=name, dtype=self.dtype_policy)
                 for name in ("source_norm", "target_norm")
             )
         options = layer_options(config) | {"dtype": self.dtype_policy}
@@ -207,17 +191,11 @@ class Transformer(TransformerModel):
     def call(self, inputs: dict[str, Tensor], training: bool | None = None) -> Tensor:
         return self.logits(self._run(inputs, training)[0])
 
-    def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
-        """Returns the attention of target tokens to source tokens, from which words are aligned.
-
-        Args:
-            inputs: as in `call`.
-            head: index of a head of the last layer; None for the mean of all.
-
-        Returns:
-            float32 [B, T, S]; each row is a distribution over the real source tokens.
+    def attention(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Returns the attention of target tokens to source tokens, from which words are aligned:
+        the mean of the last layer's heads, float32 [B, T, S]; inputs as in `call`.
         """
-        return select_head(self.attention_weights(inputs)["cross"][-1], head)
+        return mean_of_heads(self.attention_weights(inputs)["cross"][-1])
 
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
         return self._run(inputs, training=False, scores=True)[1]
@@ -244,35 +222,29 @@ class Transformer(TransformerModel):
         return encodings
 
     def _embed(
-        self, side: str, ids: Tensor, offset: Tensor | int = 0, training: bool | None = None
+        self, side: str, ids: Tensor, time: Tensor | None = None, training: bool | None = None
     ) -> Tensor:
         """Returns the inputs [..., D] of the encoder or the decoder for ids [...] (3.4, 3.5).
 
         Args:
             side: "source" or "target".
-            ids: [B, T]; or rows [R] of one position.
-            offset: position of the first token, int32 [B, 1] or [].
+            ids: [B, T]; or rows [R], all of them at one position.
+            time: that position, int32 [].
             training: whether dropout is on.
         """
         x = getattr(self, f"{side}_embedding")(ids)
         encoding = self.positions if side == "source" else self.target_positions
         if encoding is not None:
-            is_row = len(ids.shape) == 1
-            x = x + encoding.encode(offset) if is_row else encoding(x, offset=offset)
+            x = encoding(x) if time is None else x + encoding.encode(time)
         if self.config.embedding_norm:
             x = getattr(self, f"{side}_norm")(x)
         return getattr(self, f"{side}_dropout")(x, training=training)
 
     def _encode(
-        self,
-        source: Tensor,
-        source_mask: Tensor,
-        offset: Tensor | int,
-        training: bool | None,
-        scores: bool = False,
+        self, source: Tensor, source_mask: Tensor, training: bool | None, scores: bool = False
     ) -> tuple[Tensor, list[Tensor] | None]:
         """Returns the memory [B, S, D] and, on request, each layer's attention [B, H, S, S]."""
-        x = self._embed("source", source, offset, training)
+        x = self._embed("source", source, training=training)
         options = dict(training=training, return_attention_scores=scores)
         memory, weights = with_scores(self.encoder(x, mask=source_mask, **options))
         return memory, weights
@@ -289,12 +261,11 @@ class Transformer(TransformerModel):
         """Returns the decoder's outputs [B, T, D] and, on request, `attention_weights`."""
         source, target = self.visible_source(inputs["source"]), inputs["target"]
         source_mask = padding_mask(source)
-        offset = self._draw_offset(source, training)
-        memory, encoder_weights = self._encode(source, source_mask, offset, training, scores)
+        memory, encoder_weights = self._encode(source, source_mask, training, scores)
         # The causal mask hides the target's padding too, which follows the real tokens.
         x, *weights = with_scores(
             self.decoder(
-                self._embed("target", target, offset, training),
+                self._embed("target", target, training=training),
                 memory,
                 memory_mask=source_mask,
                 training=training,
@@ -323,7 +294,6 @@ def layer_options(config: TransformerLayersConfig) -> dict[str, Any]:
         "positions": config.attention_positions,
         "max_relative_distance": config.max_relative_distance,
         "norm_position": config.norm_position,
-        "norm_form": config.norm_form,
         "norm_epsilon": config.norm_epsilon,
     }
 
@@ -368,7 +338,6 @@ def _minimum(length: Any, most: int) -> Any:
     return min(length, most) if isinstance(length, (int, float)) else ops.minimum(length, most)
 
 
-def select_head(attention: Tensor, head: int | None) -> Tensor:
-    """Returns one head's attention, float32 [B, T, S], of [B, H, T, S]; None is their mean."""
-    attention = ops.cast(attention, "float32")
-    return ops.mean(attention, axis=1) if head is None else attention[:, head]
+def mean_of_heads(attention: Tensor) -> Tensor:
+    """Returns the mean of the heads of attention [B, H, T, S], float32 [B, T, S]."""
+    return ops.mean(ops.cast(attention, "float32"), axis=1)

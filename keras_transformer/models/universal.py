@@ -21,7 +21,7 @@ from keras_transformer.models.transformer import (
     TransformerModel,
     layer_flops,
     layer_options,
-    select_head,
+    mean_of_heads,
 )
 from keras_transformer.objectives import TRAINING_PREFIX
 
@@ -38,22 +38,26 @@ class UniversalTransformer(TransformerModel):
         >>> ids = np.array([[5, 6, 7, 3]])
         >>> model.token_values({"source": ids, "target": ids})["source_steps"].shape
         TensorShape([1, 4])
+
+    Attributes:
+        encoder_class, decoder_class: the stacks, for subclasses to replace.
     """
 
     config: UniversalConfig
+    encoder_class: type[UniversalEncoder] = UniversalEncoder
+    decoder_class: type[UniversalDecoder] = UniversalDecoder
 
     def __init__(self, config: UniversalConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
         options = layer_options(config) | {
             "num_steps": config.num_steps,
             "adaptive_steps": config.adaptive_steps,
-            "halting_output": config.halting_output,
             "halting_epsilon": config.halting_epsilon,
             "halting_bias": config.halting_bias,
             "dtype": self.dtype_policy,
         }
-        self.encoder = UniversalEncoder(**options, name="encoder")
-        self.decoder = UniversalDecoder(**options, name="decoder")
+        self.encoder = self.encoder_class(**options, name="encoder")
+        self.decoder = self.decoder_class(**options, name="decoder")
         # Under JAX a model cannot update metrics inside `call`.
         has_metrics = config.adaptive_steps and keras.backend.backend() != "jax"
         self.ponder_metrics = {
@@ -69,25 +73,19 @@ class UniversalTransformer(TransformerModel):
             self._ponder(inputs, encoder_steps.halting, decoder_steps.halting)
         return self.logits(x)
 
-    def attention(self, inputs: dict[str, Tensor], head: int | None = None) -> Tensor:
+    def attention(self, inputs: dict[str, Tensor]) -> Tensor:
         """Returns the attention of target tokens to source tokens: the sum over their steps,
-        weighted by halting.
-
-        Args:
-            inputs: as in `call`.
-            head: index of a head; None for the mean of all.
-
-        Returns:
-            float32 [B, T, S]; each row is a distribution over the real source tokens.
+        weighted by halting, the mean of the heads, float32 [B, T, S]; inputs as in `call`.
         """
         _, _, steps = self._run(inputs, training=False)
         cross = [weights for _, weights in steps.outputs]
-        return select_head(mix_attention(cross, steps.weights), head)
+        return mean_of_heads(mix_attention(cross, steps.weights))
 
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
         _, encoder_steps, decoder_steps = self._run(inputs, training=False)
         decoder, cross = map(list, zip(*decoder_steps.outputs, strict=True))
-        return {"encoder": encoder_steps.outputs, "decoder": decoder, "cross": cross}
+        encoder = [scores for (scores,) in encoder_steps.outputs]
+        return {"encoder": encoder, "decoder": decoder, "cross": cross}
 
     def token_values(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns the number of steps of each token and its remainder, see `Halting`.
@@ -119,23 +117,20 @@ class UniversalTransformer(TransformerModel):
         layers = config.num_steps * (encoder + decoder + halting) + memory
         return layers + self._projection_flops(target_length)
 
-    def _position_signals(self, ids: Tensor, offset: Tensor | int) -> Tensor:
-        """Returns [..., D] for ids [B, T], or rows [R] of one position; zeros [1] if self-attention
-        has positions."""
+    def _position_signals(self, positions: Tensor) -> Tensor:
+        """Returns [..., D] for positions [...]; zeros [1] if self-attention has positions."""
         if self.positions is None:
             return ops.zeros((1,), self.compute_dtype)
-        is_row = len(ids.shape) == 1
-        positions = offset if is_row else self.positions.positions_of(ids, offset)
         return self.positions.encode(positions)
 
     def _encode(
-        self, source: Tensor, source_mask: Tensor, offset: Tensor | int, training: bool | None
+        self, source: Tensor, source_mask: Tensor, training: bool | None
     ) -> tuple[Tensor, Steps]:
         """Returns the memory [B, S, D] and the encoder's steps."""
         return self.encoder(
             self.source_dropout(self.source_embedding(source), training=training),
             mask=source_mask,
-            positions=self._position_signals(source, offset),
+            positions=self._position_signals(ops.arange(ops.shape(source)[1])),
             training=training,
             return_steps=True,
         )
@@ -144,7 +139,7 @@ class UniversalTransformer(TransformerModel):
         return self.decoder.step(
             self.target_embedding(ids),
             time=time,
-            positions=self._position_signals(ids, time),
+            positions=self._position_signals(time),
             is_active=predicting_mask(ids),
             **options,
         )
@@ -153,14 +148,13 @@ class UniversalTransformer(TransformerModel):
         """Returns the decoder's outputs [B, T, D], and the steps of encoder and decoder."""
         source, target = inputs["source"], inputs["target"]
         source_mask = padding_mask(source)
-        offset = self._draw_offset(source, training)
-        memory, encoder_steps = self._encode(source, source_mask, offset, training)
+        memory, encoder_steps = self._encode(source, source_mask, training)
         # The causal mask hides the target's padding too, which follows the real tokens.
         x, decoder_steps = self.decoder(
             self.target_dropout(self.target_embedding(target), training=training),
             memory,
             memory_mask=source_mask,
-            positions=self._position_signals(target, offset),
+            positions=self._position_signals(ops.arange(ops.shape(target)[1])),
             is_active=_real_tokens(inputs)["target"],
             training=training,
             return_steps=True,

@@ -26,8 +26,8 @@ import tensorflow as tf
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.objectives import TRAINING_PREFIX, check_batch, check_ids
-from keras_transformer.xla import in_xla
+from keras_transformer.models.checks import check_shape, checked_ids
+from keras_transformer.objectives import TRAINING_PREFIX
 
 Gradients = list[Tensor | None]  # None for a weight that the loss does not reach
 
@@ -41,17 +41,18 @@ class TensorFlowUpdate(keras.Model):
     accumulation_steps: int
     clip_norm: float | None
     uses_xla: bool
+    max_length: int | None
 
     def compile(
         self, *args: Any, jit_compile: bool | Literal["auto"] = "auto", **kwargs: Any
     ) -> None:
         loss: Any = kwargs.get("loss", args[1] if len(args) > 1 else None)
         is_split = self.accumulation_steps > 1 or self.distribute_strategy.num_replicas_in_sync > 1
-        if is_split and getattr(loss, "reduction", "mean") in ("sum", "none", None):
+        reduction = getattr(loss, "reduction", "mean")
+        if is_split and reduction in ("sum", "none", None, "mean_with_sample_weight"):
             raise InputError(
-                "the parts of a batch are weighted by their real tokens, which needs a loss "
-                f"that is a mean, got the reduction {loss.reduction}; use another one, such as "
-                "SmoothedCrossEntropy"
+                "the parts of a batch are weighted by their real tokens, which needs a loss that "
+                f"is a mean over them, such as SmoothedCrossEntropy; got the reduction {reduction}"
             )
         has_gpu = bool(tf.config.list_physical_devices("GPU"))
         wants_xla = has_gpu if jit_compile == "auto" else bool(jit_compile)
@@ -90,26 +91,24 @@ class TensorFlowUpdate(keras.Model):
         return result
 
     def _checked(self, data: Any) -> Any:
-        """Returns the rows of a batch; raises an error for wrong labels or ids without a token."""
+        """Returns the rows of a batch; raises an error for wrong ids or labels."""
         x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
         leaves = [] if isinstance(labels, dict) else keras.tree.flatten(labels)
         if len(leaves) != 1 or leaves[0] is None:
             raise InputError(
                 "the labels of a batch must be one array of ids [B, T], got "
-                f"{'none' if labels is None else f'a {type(labels).__name__}'}; give `fit` the "
-                "inputs and the labels"
+                f"{'none' if labels is None else f'a {type(labels).__name__}'}"
             )
         if not isinstance(x, dict) or not {"source", "target"} <= x.keys():
-            return data  # unchecked: the model's call raises an error that names the inputs
-        ids = {"source": x["source"], "target": x["target"], "labels": leaves[0]}
+            return data  # the model's call raises an error that names the inputs
+        config, longest = self.config, self.max_length
         with tf.device("CPU:0"):  # where the batch comes from: a GPU need not wait
-            for name, values in ids.items():
-                check_batch(name, values)
-                is_source = name == "source"
-                size = self.config.vocabulary_size if is_source else self.config.target_size
-                ids[name] = check_ids(name, values, size)
-            labels = _as_long_as(ids["target"], ids.pop("labels"))
-        return keras.utils.pack_x_y_sample_weight({**x, **ids}, labels, weight)
+            source = checked_ids("source", x["source"], config.vocabulary_size, longest)
+            target = checked_ids("target", x["target"], config.target_size, longest)
+            check_shape("labels", leaves[0])
+            labels = checked_ids("labels", _as_long_as(target, leaves[0]), config.target_size)
+        x = {**x, "source": source, "target": target}
+        return keras.utils.pack_x_y_sample_weight(x, labels, weight)
 
     def _update(self, data: Any) -> dict[str, Tensor]:
         """Makes an update; returns the metrics so far on one device, {} on several."""
@@ -142,20 +141,16 @@ class TensorFlowUpdate(keras.Model):
             return tf.reshape(tf.pad(tensor, padding), shape)
 
         data = keras.tree.map_structure(split, data)
-        weights = self.trainable_weights
         is_reached: list[bool] = []  # filled while the loop is traced
 
         def add_part(part: Tensor, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             rows_of_part = keras.tree.map_structure(lambda x: None if x is None else x[part], data)
             gradients = find_gradients(rows_of_part, tokens)
             is_reached[:] = [gradient is not None for gradient in gradients]
-            for place, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
-                if gradient is not None:
-                    join = tf.maximum if _is_overwritten(weight) else tf.add
-                    sums[place] = join(sums[place], gradient)
-            return part + 1, sums
+            pairs = zip(sums, gradients, strict=True)
+            return part + 1, [old if new is None else old + new for old, new in pairs]
 
-        zeros = [tf.zeros(weight.shape, weight.dtype) for weight in weights]
+        zeros = [tf.zeros(weight.shape, weight.dtype) for weight in self.trainable_weights]
         _, sums = tf.while_loop(
             lambda part, _: part < parts, add_part, (0, zeros), parallel_iterations=1
         )
@@ -172,44 +167,34 @@ class TensorFlowUpdate(keras.Model):
         ]
 
     def _loss_and_metrics(self, data: Any, training: bool) -> Tensor:
-        """Returns the loss summed over the real tokens of these rows; updates the metrics.
-
-        `compute_loss` returns a mean over them if the model's loss is one, such as
-        `SmoothedCrossEntropy`.
-        """
+        """Returns the loss summed over the real tokens of these rows; updates the metrics."""
         x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
         logits = self(x, training=training)
-        loss = self.compute_loss(
-            x=x, y=labels, y_pred=logits, sample_weight=weight, training=training
-        )
-        # `compute_loss` has divided by the number of replicas, for Keras's mean of means.
-        loss *= tf.cast(_num_replicas(), loss.dtype)
-        tokens = _count_tokens(labels)
-        self._loss_tracker.update_state(loss, sample_weight=tokens)
+        if hasattr(self.loss, "sum_and_tokens"):
+            total, tokens = self.loss.sum_and_tokens(labels, logits, weight)
+            total += tokens * sum(tf.cast(loss, tf.float32) for loss in self.losses)
+        else:  # of Keras: a mean over the real tokens, divided by the number of replicas
+            tokens = _count_tokens(labels)
+            loss = self.compute_loss(x, labels, logits, weight, training=training)
+            total = tokens * tf.cast(loss, tf.float32) * _num_replicas()
+        self._loss_tracker.update_state(total / tf.maximum(tokens, 1.0), sample_weight=tokens)
         self.compute_metrics(x, labels, logits, weight)
-        return tf.cast(loss, tf.float32) * tokens
+        return total
 
     def _sum_and_clip(self, gradients: Gradients) -> tuple[Gradients, Tensor]:
         """Returns the batch's gradients, clipped, and their global norm before clipping, float32.
 
         By the norm `_apply_if` judges the update; clipping leaves gradients non-finite that are.
         """
-        weights = self.trainable_weights
-        places = [
-            place
-            for place, (weight, gradient) in enumerate(zip(weights, gradients, strict=True))
-            if gradient is not None and not _is_overwritten(weight)
-        ]
-        sums = sum_over_replicas([gradients[place] for place in places])
+        reached = [gradient for gradient in gradients if gradient is not None]
+        sums = sum_over_replicas(reached)
         norm = _global_norm(sums)
         if self.clip_norm is not None:
             limit = self.clip_norm * tf.cast(self._loss_scale(), tf.float32)
             factor = tf.minimum(1.0, limit / norm)
             sums = [gradient * tf.cast(factor, gradient.dtype) for gradient in sums]
-        result = [_maximum_over_replicas(gradient) for gradient in gradients]
-        for place, gradient in zip(places, sums, strict=True):
-            result[place] = gradient
-        return result, norm
+        rest = iter(sums)
+        return [None if gradient is None else next(rest) for gradient in gradients], norm
 
     def _loss_scale(self) -> Any:
         """Returns the factor of the loss, and so of its gradients."""
@@ -229,7 +214,7 @@ class TensorFlowUpdate(keras.Model):
 
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             apply(gradients)  # skips bad updates itself, and lowers its scale
-        elif in_xla():  # on a GPU the host waits for the condition of a branch: select without
+        elif _in_xla():  # on a GPU the host waits for the condition of a branch: select without
             variables = [v.value for v in (*self.trainable_weights, *self.optimizer.variables)]
             before = [tf.identity(variable) for variable in variables]
             apply(gradients)
@@ -308,15 +293,13 @@ def sum_over_replicas(values: Any) -> Any:
     return keras.tree.pack_sequence_as(values, flat)
 
 
-def _maximum_over_replicas(value: Tensor | None) -> Tensor | None:
-    if value is None or _num_replicas() == 1:
-        return value
-    values = tf.distribute.get_replica_context().all_gather(value[None], axis=0)
-    return tf.reduce_max(values, axis=0)
-
-
 def _num_replicas() -> int:
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def _in_xla() -> bool:
+    """Whether XLA compiles the operations that are traced now."""
+    return tf.__internal__.get_enclosing_xla_context() is not None
 
 
 def _program(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -356,15 +339,6 @@ def _as_long_as(target: Tensor, labels: Tensor) -> Tensor:
 def _count_tokens(labels: Tensor) -> Tensor:
     """Returns the number of real tokens of labels [B, T], float32."""
     return tf.reduce_sum(tf.cast(tf.not_equal(labels, PAD_ID), tf.float32))
-
-
-def _is_overwritten(weight: Any) -> bool:
-    """Whether the weight's "gradient" is its next value, as for the scales of float8 layers.
-
-    These are the largest absolute values so far: parts and replicas are joined by their maximum,
-    without clipping.
-    """
-    return getattr(weight, "overwrite_with_gradient", False)
 
 
 def _global_norm(gradients: list[Tensor]) -> Tensor:

@@ -341,11 +341,10 @@ def _checked(configs: RunConfigs, options: Options) -> RunConfigs:
                 raise InputError(f"{name} has no effect in a run with a dev set; remove it")
     if getattr(model, "positions", None) == "learned":
         limits: Any = model
-        needed = limits.first_position + limits.max_position_offset + data.max_length + 1  # and EOS
+        needed = limits.first_position + data.max_length + 1  # and EOS
         if needed > limits.max_positions:
             raise InputError(
-                f"max_length={data.max_length} needs {needed} learned positions, with "
-                f"first_position and max_position_offset, and max_positions is "
-                f"{limits.max_positions}; lower max_length or raise max_positions"
+                f"max_length={data.max_length} needs {needed} learned positions, and max_positions "
+                f"is {limits.max_positions}; lower max_length or raise max_positions"
             )
     return configs

@@ -58,8 +58,7 @@ CONFIGS = {
         num_layers=1, positions="relative", decoder_attention_window=3, **HEADS, **SIZES
     ),
     "recurrent": RecurrentConfig(
-        hidden_dim=12, input_feeding=True, intra_temporal_attention=True,
-        intra_decoder_attention=True, **SIZES,
+        hidden_dim=12, intra_decoder_attention=True, **SIZES,
     ),
     "universal": UniversalConfig(num_steps=2, **HEADS, **SIZES),
 }  # fmt: skip

@@ -154,8 +154,7 @@ def quantized():
     ("model", "options", "reason"),
     [
         *((SMALL.replace(**{name: value}), {}, f"not support {name} {value}; export it as")
-          for name, value in (("norm_form", "sigma"), ("positions", "rotary"),
-                              ("decoder_attention_window", 3))),
+          for name, value in (("positions", "rotary"), ("decoder_attention_window", 3))),
         (SMALL.replace(key_dim=6, value_dim=3), {}, "not support key_dim 6 and value_dim 3; "),
         (quantized, {}, "not support quantized layers; export it .* before `quantize`"),
         (keras.Sequential, {}, "not support a model of class Sequential; export it"),

@@ -62,21 +62,8 @@ def test_imported_exports_have_equal_log_probs(config, vocabulary, tmp_path):
     }  # fmt: skip
 
 
-def test_lora_is_merged_into_exported_weights(vocabulary, tmp_path):
-    model = make_model(SMALL)
-    before = log_probs_of(model)
-    dense = model.encoder.layers[0].feed_forward.inner
-    dense.enable_lora(2)
-    dense.lora_kernel_b.assign(np.ones_like(dense.lora_kernel_b))
-    folder = export_transformers(model, vocabulary, vocabulary, tmp_path / "exported")
-    assert np.abs(log_probs_of(model) - before).max() > 0.1
-    np.testing.assert_allclose(
-        log_probs_of(read_model(folder).to_model()), log_probs_of(model), atol=1e-4
-    )
-
-
 UNSUPPORTED = {
-    "norm_position": "pre", "norm_form": "sigma", "positions": "learned", "first_position": 1,
+    "norm_position": "pre", "positions": "learned", "first_position": 1,
     "key_dim": 8, "value_dim": 3, "encoder_attention_window": 3, "decoder_attention_window": 5,
     "embedding_norm": True, "source_eos": False, "norm_epsilon": 0.01,
 }  # fmt: skip

@@ -13,6 +13,7 @@ import keras_transformer.layers
 from keras_transformer.errors import InputError
 from keras_transformer.layers import (
     LSTM,
+    AdditiveAttention,
     CrossAttention,
     Decoder,
     DecoderLayer,
@@ -27,16 +28,13 @@ from keras_transformer.layers import (
     RecurrentDecoder,
     RecurrentEncoder,
     RecurrentMemory,
-    RecurrentState,
     SelfAttention,
-    SingleHeadAttention,
     TokenEmbedding,
     UniversalDecoder,
     UniversalEncoder,
     WindowedSelfAttention,
 )
 from keras_transformer.layers.embedding import sinusoids
-from keras_transformer.layers.file_state import Dense
 
 B, T, S, D, H, K, U = 2, 4, 3, 6, 2, 5, 3
 RANDOM = np.random.default_rng(4)
@@ -56,22 +54,17 @@ ENCODED = normal(B, S, D)
 
 ATTENTION = dict(num_heads=H, key_dim=K, value_dim=U, dropout=0.2, use_bias=True)
 WINDOW = dict(window=3, positions="relative", max_relative_distance=2)
-NORM = dict(norm_position="pre", norm_form="sigma", norm_epsilon=1e-3)
+NORM = dict(norm_position="pre", norm_epsilon=1e-3)
 SUBLAYERS = dict(
     num_heads=H, key_dim=K, value_dim=U, feed_forward_dim=7, dropout=0.1, attention_dropout=0.2,
     feed_forward_dropout=0.3, activation="gelu", attention_bias=True, **NORM,
 )  # fmt: skip
 # Of K units; the memory is twice as wide.
 READ = RecurrentMemory(normal(B, S, 2 * K), normal(B, S, U), IDS[:, :S] != 0)
-STATE = RecurrentState(
-    2 * (LSTMState(normal(B, K), normal(B, K)),),
-    normal(B, 2 * K),
-    np.full((B, S), -1e30, "float32"),
-)
+STATES = 2 * (LSTMState(normal(B, K), normal(B, K)),)
 # A token halts at the step that no rounding changes: the last.
 UNIVERSAL = dict(
-    num_steps=2, adaptive_steps=True, halting_output="blend", halting_epsilon=1e-9,
-    halting_bias=-1.0, **SUBLAYERS,
+    num_steps=2, adaptive_steps=True, halting_epsilon=1e-9, halting_bias=-1.0, **SUBLAYERS,
 )  # fmt: skip
 WINDOWS = dict(attention_window=3, positions="relative", max_relative_distance=2)
 
@@ -90,17 +83,13 @@ class Case(NamedTuple):
 
 LEARNED = dict(kind="learned", first_position=2, max_positions=9)
 ROTARY = {"positions": "rotary", "key_dim": 4}
-BRIDGED = dict(num_layers=2, units=K, bridge_activation="tanh", dropout=0.2)
-INTRA = dict(intra_temporal=True, intra_decoder=True, input_feeding=True)
-ADDITIVE = dict(attention_type="additive", attention_dim=U)
-DOT = dict(attention_type="dot", attention_dim=U)
-ONE_HEAD_INPUTS = (X, normal(B, S, 7), IDS[:, :S] != 0)
+DEEP = dict(num_layers=2, units=K, dropout=0.2)
 CASES = [
     Case(TokenEmbedding, dict(vocabulary_size=11, model_dim=D, scale=False), (IDS,)),
     Case(PositionalEncoding, LEARNED | dict(model_dim=D, kind="concatenated"), (X,)),
     Case(PositionalEncoding, LEARNED | dict(model_dim=D), (X,)),
     Case(Dropout, dict(rate=0.2, noise_shape=(None, 1, D), seed=3), (X,)),
-    Case(LayerNormalization, dict(epsilon=1e-3, form="sigma"), (X,)),
+    Case(LayerNormalization, dict(epsilon=1e-3), (X,)),
     Case(FeedForward, dict(inner_dim=7, dropout=0.2, activation="gelu"), (X,)),
     Case(WindowedSelfAttention, ATTENTION | WINDOW, (X,), dict(mask=PADDING)),
     Case(SelfAttention, ATTENTION | ROTARY, (X,), dict(attention_mask=CAUSAL)),
@@ -109,14 +98,9 @@ CASES = [
     Case(EncoderLayer, SUBLAYERS | WINDOWS, (X,), dict(mask=PADDING)),
     Case(DecoderLayer, SUBLAYERS, (X, ENCODED), dict(attention_mask=CAUSAL, mask=PADDING)),
     Case(LSTM, dict(units=K, backwards=True), (X, IDS != 0)),
-    Case(RecurrentEncoder, BRIDGED, (X, IDS != 0)),
-    Case(SingleHeadAttention, ADDITIVE, ONE_HEAD_INPUTS),
-    Case(SingleHeadAttention, DOT, ONE_HEAD_INPUTS),
-    Case(
-        RecurrentDecoder,
-        dict(num_layers=2, units=K, dropout=0.2, **ADDITIVE, **INTRA),
-        (X, READ, STATE),
-    ),
+    Case(RecurrentEncoder, DEEP, (X, IDS != 0)),
+    Case(AdditiveAttention, dict(attention_dim=U), (X, normal(B, S, 7), IDS[:, :S] != 0)),
+    Case(RecurrentDecoder, DEEP | dict(attention_dim=U, intra_decoder=True), (X, READ, STATES)),
     Case(Encoder, dict(num_layers=2, **SUBLAYERS, **WINDOWS), (X,), dict(mask=PADDING)),
     Case(UniversalEncoder, UNIVERSAL, (X,), dict(mask=PADDING)),
     Case(UniversalDecoder, UNIVERSAL, (X, ENCODED), BOTH),
@@ -199,28 +183,6 @@ def test_functional_model_equals_the_layer_after_a_file_too(case, tmp_path):
     np.testing.assert_array_equal(loaded(arrays), model(arrays))
 
 
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-@pytest.mark.parametrize("change", ["int8", "lora", "int8 and lora"])
-def test_changed_layers_of_a_functional_model_survive_a_file(case, change, tmp_path):
-    symbolic = symbolic_case(case)
-    layer = case.layer(**case.arguments)
-    model = keras.Model(keras.tree.flatten(symbolic[2:]), symbolic.call(layer))
-    dense = [each for each in layer._flatten_layers() if isinstance(each, Dense)]
-    if not dense or not all(isinstance(each, np.ndarray) for each in case.inputs):
-        return
-    if "int8" in change:
-        model.quantize("int8")
-    for each in dense if "lora" in change else ():
-        each.enable_lora(2, lora_alpha=3)
-        each.lora_kernel_b.assign(normal(*each.lora_kernel_b.shape))
-    arrays = keras.tree.flatten(case[2:])
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded(arrays), model(arrays), atol=1e-6)
-    names = [[weight.name for weight in each.trainable_weights] for each in (loaded, model)]
-    assert names[0] == names[1]
-
-
 @pytest.mark.parametrize(
     ("policy", "tolerance"),
     [("mixed_bfloat16", 2.0**-5), ("mixed_float16", 2.0**-8), ("float64", 2.0**-18)],
@@ -238,21 +200,23 @@ def test_other_precisions_are_finite_and_close_to_float32(case, policy, toleranc
     np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
 
 
-def test_all_weights_are_trained_unless_the_layer_is_frozen(case, tmp_path):
+def test_frozen_layer_of_a_file_can_be_unfrozen(case, tmp_path):
     layer = build(case)
     assert len(layer.trainable_weights) == len(layer.weights)
     assert len({weight.path for weight in layer.weights}) == len(layer.weights)
     symbolic = symbolic_case(case)
     frozen = case.layer(**case.arguments)
-    inputs = keras.tree.flatten(symbolic[2:])
     outputs = symbolic.call(frozen)
-    shape = outputs.shape[-1]
-    model = keras.Model(inputs, keras.layers.Dense(1, name="head")(outputs) if shape else outputs)
+    model = keras.Model(keras.tree.flatten(symbolic[2:]), outputs)
     frozen.trainable = False
+    if not all(isinstance(each, np.ndarray) for each in case.inputs):
+        return  # Keras's files make lists of named tuples
     model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    for each in (model, loaded, keras.models.clone_model(model)):
-        assert [weight.path for weight in each.trainable_weights] == ["head/kernel", "head/bias"]
+    for each in (keras.saving.load_model(tmp_path / "model.keras"), model):
+        (part,) = (part for part in each.layers if isinstance(part, case.layer))
+        assert not part.trainable_weights
+        part.trainable = True
+        assert len(each.trainable_weights) == len(layer.weights)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +226,6 @@ def test_all_weights_are_trained_unless_the_layer_is_frozen(case, tmp_path):
         (lambda: PositionalEncoding(4, "sine"), "kind must be one of sinusoidal, .* got 'sine'"),
         (lambda: PositionalEncoding(7), "sinusoidal positions are .* even model_dim, got 7"),
         (lambda: PositionalEncoding(8)(IDS), r"positions are added to embeddings \[B, T, 8\], got"),
-        (lambda: LayerNormalization(form="std"), "form must be one of variance, sigma, got 'std'"),
         (
             lambda: EncoderLayer(**SUBLAYERS | {"norm_position": "Pre"}),
             "must be one of post, pre, got",
@@ -288,6 +251,14 @@ def test_all_weights_are_trained_unless_the_layer_is_frozen(case, tmp_path):
 def test_wrong_arguments_are_rejected(call, message):
     with pytest.raises(InputError, match=message):
         call()
+
+
+def test_numbers_of_numpy_are_saved(tmp_path):
+    layer = TokenEmbedding(IDS.max() + 1, model_dim=np.int32(4), scale=np.bool_(False))
+    model = keras.Sequential([layer])
+    expected = model(IDS)
+    model.save(tmp_path / "model.keras")
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "model.keras")(IDS), expected)
 
 
 @pytest.mark.parametrize("layer", dict.fromkeys(case.layer for case in CASES))

@@ -9,7 +9,7 @@ import tensorflow as tf
 import transformer_oracle
 
 from keras_transformer.layers import PositionalEncoding, TokenEmbedding
-from keras_transformer.layers.embedding import RandomOffset, relative_scores, relative_values
+from keras_transformer.layers.embedding import relative_scores, relative_values
 
 D = 8
 TABLE = np.arange(20.0).reshape(5, 4) / 7
@@ -26,7 +26,7 @@ def test_embedding_and_projection_train_one_matrix():
     layer = make_embedding()
     x = np.ones((1, 4), "float32")
     with tf.GradientTape() as tape:
-        total = tf.reduce_sum(layer(np.array([2]))) + tf.reduce_sum(layer.project(x)[0, 1])
+        total = tf.reduce_sum(layer(np.array([2]))) + tf.reduce_sum(layer(x, reverse=True)[0, 1])
     (variable,) = layer.trainable_variables
     gradient = tf.convert_to_tensor(tape.gradient(total, variable.value))
     # Token 2 was embedded: sqrt(4) = 2 in each entry. Token 1 was projected on: x in its row.
@@ -36,7 +36,7 @@ def test_embedding_and_projection_train_one_matrix():
 def test_projection_of_a_functional_model_trains_the_matrix(tmp_path):
     layer, ids = TokenEmbedding(6, 4), keras.Input((None,), dtype="int32")
     hidden = keras.layers.Dense(4)(layer(ids))
-    model = keras.Model(ids, [hidden, layer.project(hidden)])
+    model = keras.Model(ids, [hidden, layer(hidden, reverse=True)])
     layer.table.assign(2 * layer.table.value)  # as training would
     model.save(tmp_path / "model.keras")
     x = np.array([[5, 2, 4]])
@@ -102,18 +102,6 @@ def test_half_precision_rounds_the_result_and_not_the_angles(policy):
         tf.cast(PositionalEncoding(D, dtype=policy).encode(np.array([301])), tf.float32)
     )
     np.testing.assert_allclose(result[0], formula("sinusoidal", D, 302)[301], atol=4e-3)
-
-
-def test_offsets_are_drawn_for_each_sentence_while_training_only():
-    layer = RandomOffset(3, seed=1)
-    ids = np.ones((200, 5), "int32")
-    np.testing.assert_array_equal(layer(ids), np.zeros((200, 1)))
-    first, second = (np.asarray(layer(ids, training=True)) for _ in range(2))
-    assert first.shape == (200, 1)
-    assert set(first.ravel()) == {0, 1, 2, 3}
-    assert (first != second).any()
-    copy = RandomOffset.from_config(layer.get_config())
-    np.testing.assert_array_equal(copy(ids, training=True), first)
 
 
 def test_gradient_of_a_relative_table_needs_little_memory():

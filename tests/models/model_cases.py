@@ -24,30 +24,25 @@ CONFIGS = {
         **HEADS, **SEPARATE, num_layers=2, norm_position="pre", norm_epsilon=1e-5,
         positions="concatenated", first_position=1, attention_bias=True,
     ),
-    "transformer, sigma": TransformerConfig(
+    "transformer, learned": TransformerConfig(
         **HEADS, **WIDTHS, num_layers=2, share_embeddings="target", target_vocabulary_size=11,
-        norm_form="sigma", norm_epsilon=1e-3, positions="learned", max_positions=20,
+        norm_epsilon=1e-3, positions="learned", max_positions=20,
     ),
     "transformer, toolkits": TransformerConfig(
         **HEADS, num_layers=2, decoder_layers=1, activation="swish", positions="halves",
         embedding_norm=True, scale_embeddings=False, source_eos=False, attention_bias=True,
     ),
     "transformer, rotary": TransformerConfig(
-        **HEADS, num_layers=2, positions="rotary", norm_position="pre", norm_form="sigma",
+        **HEADS, num_layers=2, positions="rotary", norm_position="pre",
     ),
     "transformer, relative": TransformerConfig(**HEADS, num_layers=1, positions="relative"),
     "transformer, window": TransformerConfig(
         **HEADS, **WIDTHS, **WINDOWS, num_layers=2, positions="relative",
     ),
     "recurrent": RecurrentConfig(**SIZES, hidden_dim=6, attention_dim=5),
-    "recurrent, dot": RecurrentConfig(
-        **SIZES, **SEPARATE, num_layers=2, hidden_dim=6, attention_type="dot",
-        bridge_activation="tanh",
-    ),
-    "recurrent, temporal": RecurrentConfig(**SIZES, hidden_dim=6, intra_temporal_attention=True),
+    "recurrent, deep": RecurrentConfig(**SIZES, **SEPARATE, num_layers=2, hidden_dim=6),
     "recurrent, all": RecurrentConfig(
-        **SIZES, num_layers=2, hidden_dim=12, intra_temporal_attention=True,
-        intra_decoder_attention=True, input_feeding=True,
+        **SIZES, num_layers=2, hidden_dim=12, intra_decoder_attention=True,
     ),
     "universal": UniversalConfig(**HEADS, num_steps=4),
     "universal, pre": UniversalConfig(
@@ -57,7 +52,7 @@ CONFIGS = {
         **HEADS, num_steps=3, adaptive_steps=False, positions="relative"
     ),
     "universal, all": UniversalConfig(
-        **HEADS, num_steps=3, halting_output="blend", norm_position="pre", max_position_offset=4,
+        **HEADS, num_steps=3, norm_position="pre", positions="rotary", halting_bias=0.0,
     ),
     "toy": ToyConfig(**SIZES | dict(model_dim=24)),
 }  # fmt: skip

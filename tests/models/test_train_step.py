@@ -121,10 +121,21 @@ def test_labels_must_be_as_long_as_the_target(model):
 
 
 @pytest.mark.parametrize("how", [{"run_eagerly": True}, {}, {"jit_compile": True}], ids=str)
-@pytest.mark.parametrize(("name", "value"), [("source", 11), ("target", -1), ("labels", -100)])
-def test_ids_outside_the_vocabulary_are_rejected(model, how, name, value):
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("source", {9: 11}, "source has an id outside of the vocabulary of 11 .*PAD, 0"),
+        ("target", {9: -1}, "target has an id outside"),
+        ("labels", {9: -100}, "labels has an id outside"),
+        ("source", {6: 0}, "source has padding, 0, before a token"),
+        ("labels", {6: 0}, "labels has padding, 0, before a token"),
+        ("target", {2: 5}, "each row of target must begin with BOS, 2"),
+    ],
+)
+def test_ids_in_the_wrong_layout_are_rejected(model, how, name, change, message):
     batch = {**INPUTS, "labels": LABELS}
-    batch[name] = np.where(batch[name] == 9, value, batch[name])
+    ((old, new),) = change.items()
+    batch[name] = np.where(batch[name] == old, new, batch[name])
     labels = batch.pop("labels")
     # Nothing but the check is traced, and XLA compiles nothing.
     with pytest.MonkeyPatch.context() as patch:
@@ -132,11 +143,17 @@ def test_ids_outside_the_vocabulary_are_rejected(model, how, name, value):
         patch.setattr(Transformer, "_loss_and_metrics", lambda *arguments, **options: None)
         model.compile("sgd", SmoothedCrossEntropy(), **how)
         for run in (model.train_on_batch, model.test_on_batch):
-            with pytest.raises(
-                (InputError, tf.errors.InvalidArgumentError),
-                match=f"{name} has an id outside of the vocabulary of 11 .*PAD, 0",
-            ):
+            with pytest.raises((InputError, tf.errors.InvalidArgumentError), match=message):
                 run(batch, labels)
+
+
+def test_rows_longer_than_learned_positions_are_rejected():
+    model = Transformer(CONFIG.replace(positions="learned", max_positions=5))
+    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
+    with pytest.raises(InputError, match="source has a row of more tokens than the 5 positions"):
+        model.fit(INPUTS, LABELS, verbose=0)
+    fitting = {name: ids[1:] for name, ids in INPUTS.items()}  # of two tokens, padded to six
+    model.fit(fitting, LABELS[1:], verbose=0)
 
 
 class WithUnusedLayer(Transformer):
@@ -161,6 +178,7 @@ def test_weights_without_gradient_are_reported_and_not_decayed(options):
     assert np.all(model.source_embedding.table.numpy() != table)
 
 
+@pytest.mark.filterwarnings("ignore:weights in bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
 @pytest.mark.parametrize("kind", [TransformerConfig, UniversalConfig])
 def test_pure_precisions_train_with_clipping(kind, dtype):
@@ -172,6 +190,12 @@ def test_pure_precisions_train_with_clipping(kind, dtype):
     assert losses[-1] < losses[0]
     assert int(model.bad_steps) == 0
     assert model.source_embedding.table.dtype == dtype
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "float16"])
+def test_weights_of_16_bits_are_warned_of(policy):
+    with pytest.warns(UserWarning, match=f"make it with the policy mixed_{policy}"):
+        build_model(CONFIG, dtype=policy).compile("adam", SmoothedCrossEntropy())
 
 
 def test_xla_program_holds_the_whole_update_of_one_device(model):
@@ -186,10 +210,11 @@ def test_xla_program_holds_the_whole_update_of_one_device(model):
     outside = [
         operation.type
         for operation in traced.graph.get_operations()
-        if operation.type not in ("Const", "Placeholder", "NoOp", "Identity")
+        if "CPU:0" not in operation.device  # of the check of the batch
+        and operation.type not in ("Const", "Placeholder", "NoOp", "Identity")
     ]
     assert outside.count("StatefulPartitionedCall") == 1
-    assert len(outside) <= 20, outside
+    assert len(outside) <= 8, outside
     (call,) = [each for each in traced.graph.get_operations() if "PartitionedCall" in each.type]
     definition = traced.graph._get_function(call.get_attr("f").name).cached_definition
     assert definition.attr["_XlaMustCompile"].b
@@ -225,9 +250,9 @@ def test_compiled_updates_equal_those_of_the_graph():
         np.testing.assert_allclose(compiled, plain, atol=3e-6)
 
 
-SUMMED, APART = (
+SUMMED, APART, WEIGHTED = (
     keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
-    for reduction in ("sum", "none")
+    for reduction in ("sum", "none", "mean_with_sample_weight")
 )
 
 
@@ -236,10 +261,11 @@ SUMMED, APART = (
     [
         (dict(accumulation_steps=0), LABELS, "at least 1 and clip_norm above 0, got"),
         (dict(clip_norm=0.0), LABELS, "at least 1 and clip_norm above 0, got"),
-        (dict(loss=SUMMED, accumulation_steps=2), LABELS, "got the reduction sum; use another one"),
-        (dict(loss=APART, accumulation_steps=2), LABELS, "got the reduction none; use another"),
-        ({}, None, "one array of ids .* got none; give `fit` the inputs"),
-        ({}, {"ids": LABELS}, "one array of ids .* got a dict; give `fit` the inputs"),
+        (dict(loss=SUMMED, accumulation_steps=2), LABELS, "got the reduction sum"),
+        (dict(loss=APART, accumulation_steps=2), LABELS, "got the reduction none"),
+        (dict(loss=WEIGHTED, accumulation_steps=2), LABELS, "got the reduction mean_with_sample_w"),
+        ({}, None, "one array of ids .* got none"),
+        ({}, {"ids": LABELS}, "one array of ids .* got a dict"),
     ],
 )
 def test_impossible_options_losses_and_labels_are_rejected(model, options, labels, message):
@@ -254,27 +280,6 @@ def test_sums_of_whole_batches_and_labels_in_a_list_are_taken(model):
         model.compile("sgd", loss)
     model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
     model.fit(INPUTS, [LABELS], verbose=0)  # which Keras takes too
-
-
-@pytest.mark.parametrize("run", ["fit", "train_on_batch"])
-def test_class_weight_is_rejected(model, run):
-    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
-    with pytest.raises(InputError, match=r"class_weight is for one label a row.* sample_weight"):
-        getattr(model, run)(INPUTS, LABELS, class_weight={3: 2.0})
-
-
-def test_loss_is_shown_in_float32_whatever_the_default_of_keras(model):
-    labels = np.resize(LABELS[0], (12_000, 6))  # more tokens than float16 counts
-    batch = {"source": labels[:, :1], "target": np.full_like(labels, 2)}, labels
-    losses = []
-    for floatx in ("float16", "float32"):
-        keras.config.set_floatx(floatx)
-        try:
-            model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
-        finally:
-            keras.config.set_floatx("float32")
-        losses.append(model.test_on_batch(*batch))
-    assert losses[0] == losses[1]
 
 
 def test_frozen_model_fits_with_a_warning(model):
@@ -366,26 +371,6 @@ def test_run_eagerly_turns_xla_off(model, monkeypatch):
     model.compile("sgd", SmoothedCrossEntropy(), jit_compile=True, run_eagerly=True)
     model.train_on_batch(INPUTS, LABELS)
     assert seen == [True]
-
-
-@pytest.mark.slow
-def test_float8_scales_are_neither_clipped_nor_summed():
-    def train(**options):
-        keras.utils.set_random_seed(1)
-        model = Transformer(CONFIG)
-        model.quantize("float8")
-        model.compile(keras.optimizers.SGD(0.1), SmoothedCrossEntropy(), **options)
-        for _ in range(2):
-            model.train_on_batch(INPUTS, LABELS)
-        return {weight.path.partition("/")[2]: weight.numpy() for weight in model.weights}
-
-    plain, in_parts, clipped = train(), train(accumulation_steps=3), train(clip_norm=1e-6)
-    seen = [name for name in plain if name.endswith(("inputs_amax_history", "kernel_scale"))]
-    assert len(seen) > 6
-    for name in seen:
-        np.testing.assert_allclose(in_parts[name], plain[name], rtol=1e-3)
-        first = "encoder/layer_0/self_attention/query_key_value" in name
-        np.testing.assert_allclose(clipped[name], plain[name], rtol=0.05 if first else 0.5)
 
 
 def test_metrics_of_a_single_worker_are_numbers():

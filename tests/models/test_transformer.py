@@ -1,7 +1,5 @@
 """What only the Transformer shows: its rates and sizes, and what Keras does with a model."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -93,67 +91,54 @@ def test_subclass_with_own_layers_trains_and_is_saved(tmp_path):
     np.testing.assert_array_equal(logits_of(loaded), logits_of(model))
 
 
-def test_keras_exports_the_logits_of_any_batch(tmp_path):
-    model = random_model(PAPER)
-    model.export(tmp_path / "logits", verbose=False)
-    exported = tf.saved_model.load(str(tmp_path / "logits"))
-    for rows, length in ((3, 6), (1, 4)):
-        inputs = {name: tf.constant(ids[:rows, :length], tf.int32) for name, ids in INPUTS.items()}
-        np.testing.assert_allclose(exported.serve(inputs), model(inputs), atol=1e-5)
-
-
-def test_frozen_part_survives_saving_with_its_optimizer(tmp_path):
+def test_frozen_model_of_a_file_can_be_unfrozen(tmp_path):
     model = Transformer(PAPER)
-    model.encoder.trainable = False
-    model.target_embedding.table.trainable = False
-    model.compile(keras.optimizers.Adam(), SmoothedCrossEntropy(0.1), run_eagerly=True)
-    model.fit(INPUTS, TARGET, verbose=0)
-    model.save(tmp_path / "some.keras")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Keras only warns where it skips an optimizer's state
-        copy = keras.models.load_model(tmp_path / "some.keras")
-    names = [weight.path for weight in model.trainable_weights]
-    assert [weight.path for weight in copy.trainable_weights] == names
-    assert 0 < len(names) < len(model.weights)
-    for ours, theirs in zip(model.optimizer.variables, copy.optimizer.variables, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
     model.trainable = False
-    assert not Transformer.from_config(model.get_config()).trainable_weights
+    model.save(tmp_path / "some.keras")
+    for each in (model, keras.models.load_model(tmp_path / "some.keras")):
+        assert not each.trainable_weights
+        each.trainable = True
+        assert len(each.trainable_weights) == len(each.weights)
+
+
+IDS = np.array([[5, 6, 3], [7, 3, 0]])
+RAGGED = tf.ragged.constant([[5, 6, 3], [7, 3]])
+
+
+@pytest.mark.parametrize("use", ["call", "fit", "predict"])
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([IDS, IDS], "the model takes .*, got (list|tuple|ListWrapper)"),
+        (IDS, "the model takes .*, got "),
+        ({"src": IDS, "tgt": IDS}, "the model takes .*, got the keys 'src', 'tgt'; name the two"),
+        ({"source": IDS}, "the model takes .*, got the keys 'source'; name the two inputs"),
+        ({"source": IDS, "target": IDS[:, 0]}, r"target must be ids \[B, T\], got the shape \("),
+    ],
+)
+def test_inputs_without_names_or_rows_are_rejected(use, inputs, message):
+    model = Transformer(PAPER)
+    model.compile(loss=SmoothedCrossEntropy(), jit_compile=False)
+    uses = {"call": model, "fit": lambda x: model.fit(x, IDS), "predict": model.predict}
+    with pytest.raises(InputError, match=message):
+        uses[use](inputs)
 
 
 @pytest.mark.parametrize(
-    ("name_inputs", "got"),
+    ("name", "ids", "message"),
     [
-        (lambda ids: [ids, ids], "got (list|tuple|ListWrapper)"),
-        (lambda ids: ids, "got "),
-        (lambda ids: {"src": ids, "tgt": ids}, "got the keys 'src', 'tgt'; name the two inputs"),
-        (lambda ids: {"source": ids}, "got the keys 'source'; name the two inputs"),
+        ("target", RAGGED, "target must be ids padded with 0, got RaggedTensor"),
+        ("labels", RAGGED, "labels must be ids padded with 0, got RaggedTensor"),
+        ("labels", IDS[:, 0], r"labels must be ids \[B, T\], got the shape"),
     ],
 )
-def test_inputs_without_their_names_are_rejected(name_inputs, got):
-    ids, model = np.array([[5, 6, 3], [7, 3, 0]]), Transformer(PAPER)
+def test_ragged_batches_and_one_label_a_row_are_rejected(name, ids, message):
+    model = Transformer(PAPER)
     model.compile(loss=SmoothedCrossEntropy(), jit_compile=False)
-    wanted = r'the model takes {"source": ids \[B, S\], "target": ids \[B, T\] shifted right}, '
-    for use in (model, lambda x: model.fit(x, ids, verbose=0), lambda x: model.predict(x)):
-        with pytest.raises(InputError, match=wanted + got):
-            use(name_inputs(ids))
-    ragged = tf.ragged.constant([[5, 6, 3], [7, 3]])
-    with pytest.raises(InputError, match=r"target must be ids padded .* with \.to_tensor\(\)"):
-        model({"source": ids, "target": ragged})
-    rows = tf.data.Dataset.from_tensors(({"source": ids, "target": ids}, ragged))
-    with pytest.raises(InputError, match=r"labels must be ids padded .* with \.to_tensor\(\)"):
-        model.fit(rows, verbose=0)
-
-
-def test_one_sequence_and_one_label_a_row_are_rejected_in_one_line():
-    ids, model = np.array([[5, 6, 3], [7, 3, 0]]), Transformer(PAPER)
-    model.compile(loss=SmoothedCrossEntropy(), jit_compile=False)
-    message = r"^{} must be ids \[B, T\], a row for each sequence, got the shape \(.*,\); one .*\]$"
-    with pytest.raises(InputError, match=message.format("target")):
-        model({"source": ids, "target": ids[0]})
-    for source, labels, name in ((ids[:, 0], ids, "source"), (ids, ids[:, 0], "labels")):
-        with pytest.raises(InputError, match=message.format(name)):
-            model.fit({"source": source, "target": ids}, labels, verbose=0)
+    batch = {"source": IDS, "target": IDS, "labels": IDS, name: ids}
+    labels = batch.pop("labels")
+    with pytest.raises(InputError, match=message):
+        model.fit(tf.data.Dataset.from_tensors((batch, labels)), verbose=0)
 
 
 def test_model_is_called_symbolically():
@@ -202,13 +187,3 @@ def test_half_precision_trains_like_float32():
     assert losses["float32"][-1] < losses["float32"][0] - 0.1
     np.testing.assert_allclose(losses["mixed_bfloat16"], losses["float32"], rtol=0.02)
     np.testing.assert_allclose(losses["mixed_float16"], losses["float32"], rtol=0.02)
-
-
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-def test_quantization_that_cannot_be_restored_is_rejected(tmp_path, monkeypatch):
-    model = Transformer(PAPER)
-    model.quantize("int8")
-    monkeypatch.setattr("keras_transformer.layers.file_state._RESTORABLE_MODES", ("float8",))
-    with pytest.raises(InputError, match="a model quantized to int8 cannot be saved; save it"):
-        model.save(tmp_path / "model.keras")
-    assert not list(tmp_path.iterdir())

@@ -137,7 +137,8 @@ def test_forced_log_probabilities_are_the_oracles(oracle):
 def test_the_attention_of_the_best_translations_is_the_oracles(oracle):
     best = [tokens_of(oracle, item["beam4"][0][0]) for item in oracle.items]
     target = pad([[BOS, *tokens[:-1]] for tokens in best])
-    ours = np.asarray(oracle.model.attention({"source": oracle.source, "target": target}, head=0))
+    weights = oracle.model.attention_weights({"source": oracle.source, "target": target})
+    ours = np.asarray(weights["cross"][-1][:, 0])
     for item, source, found in zip(oracle.items, oracle.source, ours, strict=True):
         theirs = np.array(item["attention_best"])
         # Not the first rows: beam search's in the oracle are those of no head of any layer.

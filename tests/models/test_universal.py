@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import tiny_run
 import transformer_oracle
-from model_cases import INPUTS, SOURCE, TARGET, logits_of, random_model
+from model_cases import INPUTS, SOURCE, TARGET, random_model
 
 from keras_transformer import Translator
 from keras_transformer.config import ModelConfig, SearchConfig, TransformerConfig, UniversalConfig
@@ -71,18 +71,6 @@ def test_training_adds_the_ponder_cost_and_reports_steps_and_remainders():
     fixed = random_model(PLAIN.replace(adaptive_steps=False))
     fixed.compile("sgd", loss, run_eagerly=True)
     assert set(fixed.train_on_batch(INPUTS, labels, return_dict=True)) == {"loss"}
-
-
-def test_position_offset_is_shared_by_both_sides():
-    inputs = {side: np.repeat(ids[:1], 60, axis=0) for side, ids in INPUTS.items()}
-    for config in (PLAIN, TransformerConfig(**SIZES, num_layers=1)):
-        plain = random_model(config)
-        model = random_model(config.replace(max_position_offset=2))
-        np.testing.assert_array_equal(logits_of(model, inputs), logits_of(plain, inputs))
-        trained = logits_of(model, inputs, training=True)[:, -1]
-        assert len(np.unique(trained.round(4), axis=0)) == 3  # nine, were both sides drawn apart
-        shifted = logits_of(random_model(config.replace(first_position=2)), inputs)
-        assert np.abs(trained - shifted[0, -1]).max(axis=1).min() < 1e-5
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import numpy as np
 from transformer_oracle import Answer, Array, affine, float64, sigmoid, softmax
 
 
-def lstm_step(layer: Any, x: Array, hidden: Array, cell: Array, fed: Any = 0.0) -> Any:
-    z = affine(layer.projection, x) + hidden @ float64(layer.recurrent_kernel) + fed
+def lstm_step(layer: Any, x: Array, hidden: Array, cell: Array) -> Any:
+    z = affine(layer.projection, x) + hidden @ float64(layer.recurrent_kernel)
     i, f, g, o = np.split(z, 4)
     cell = sigmoid(f) * cell + sigmoid(i) * np.tanh(g)
     return sigmoid(o) * np.tanh(cell), cell
@@ -22,7 +22,6 @@ def read_source(model: Any, source: Any) -> Any:
     """Returns H [S, 2 U] and the decoder's first states."""
     encoder = model.encoder
     x = float64(model.source_embedding.table)[source] * np.sqrt(model.config.model_dim)
-    activation = np.tanh if model.config.bridge_activation == "tanh" else lambda y: np.maximum(y, 0)
     states = []
     for layer in range(model.config.num_layers):
         outputs, last = [], []
@@ -37,7 +36,7 @@ def read_source(model: Any, source: Any) -> Any:
         x = np.concatenate(outputs, axis=1)
         bridges = encoder.hidden_bridges[layer], encoder.cell_bridges[layer]
         joined = [np.concatenate(part) for part in zip(*last, strict=True)]
-        states.append([activation(affine(b, j)) for b, j in zip(bridges, joined, strict=True)])
+        states.append([np.maximum(affine(b, j), 0) for b, j in zip(bridges, joined, strict=True)])
     return x, states
 
 
@@ -47,28 +46,16 @@ def answer(model: Any, source: Any, target: Any) -> Answer:
     memory, states = read_source(model, source)
     attention = decoder.attention
     keys = affine(attention.memory_projection, memory)
-    past, context = np.zeros(len(source)), np.zeros(memory.shape[1])
     hiddens, logits, weights = [], [], []
     past_weights = np.zeros((len(target), len(target)))
     for time, token in enumerate(target):
         x = float64(model.target_embedding.table)[token] * np.sqrt(config.model_dim)
         for layer, lstm in enumerate(decoder.layers):
-            fed = affine(decoder.feeding, context) if config.input_feeding and layer == 0 else 0.0
-            states[layer] = lstm_step(lstm, x, *states[layer], fed)
+            states[layer] = lstm_step(lstm, x, *states[layer])
             x = states[layer][0]
-        if config.attention_type == "dot":
-            scores = keys @ x
-        else:
-            hidden = np.tanh(keys + affine(attention.query_projection, x))
-            scores = affine(attention.vector, hidden)[:, 0]
-        exponentials = np.exp(scores)
-        if config.intra_temporal_attention:
-            share = exponentials if time == 0 else exponentials / past
-            past += exponentials
-            exponentials = share
-        weights.append(exponentials / exponentials.sum())
-        context = weights[-1] @ memory
-        parts = [x, context]
+        hidden = np.tanh(keys + affine(attention.query_projection, x))
+        weights.append(softmax(affine(attention.vector, hidden)[:, 0]))
+        parts = [x, weights[-1] @ memory]
         if config.intra_decoder_attention:
             earlier = np.array(hiddens)
             if time:

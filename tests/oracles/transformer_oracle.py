@@ -116,8 +116,7 @@ def universal(
                     weight = p
                     total[token] += p
             shares[step - 1, token] = weight
-            keep = 1 - weight if config.halting_output == "blend" else 1
-            output[token] = keep * output[token] + weight * y[token]
+            output[token] += weight * y[token]
         x = np.where(old[:, None], x, y)
     return output, (steps, remainders), shares
 
@@ -146,10 +145,7 @@ def encode_positions(model: Any, length: int) -> Array:
 
 def normalize(config: Any, layer: Any, x: Array) -> Array:
     mean, deviation = x.mean(axis=-1, keepdims=True), x.std(axis=-1, keepdims=True)
-    if config.norm_form == "variance":
-        divisor = np.sqrt(deviation**2 + config.norm_epsilon)
-    else:
-        divisor = deviation + config.norm_epsilon
+    divisor = np.sqrt(deviation**2 + config.norm_epsilon)
     return float64(layer.gain) * (x - mean) / divisor + float64(layer.bias)
 
 

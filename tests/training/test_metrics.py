@@ -50,7 +50,8 @@ def test_row_covers_batches_since_previous_row():
     generator = np.random.default_rng(0)
     ids = generator.integers(4, 20, (4, 4, 6))  # 4 batches; sentences have 1 to 6 tokens
     ids = np.where(np.arange(6) < generator.integers(1, 7, (4, 4, 1)), ids, 0).astype("int32")
-    data = tf.data.Dataset.from_tensor_slices(({"source": ids, "target": ids}, ids))
+    target = np.where(np.arange(6) == 0, 2, ids)
+    data = tf.data.Dataset.from_tensor_slices(({"source": ids, "target": target}, ids))
     model.make_train_function()
     before = {"seconds": 60.0, "target_tokens": 5000, "flops": 10**15, "padded_flops": 2 * 10**15}
     last = {"step": 10, **before, "skipped_steps": 2}  # of the run that is resumed
@@ -195,12 +196,8 @@ CONFIGS = {
         key_dim=3, value_dim=7, share_embeddings="none", target_vocabulary_size=70,
     ),
     "universal": UniversalConfig(**SMALL, num_steps=3, key_dim=3),
-    "recurrent": RecurrentConfig(
-        **LSTM, num_layers=2, attention_type="dot", input_feeding=True
-    ),
-    "all attention": RecurrentConfig(
-        **LSTM, attention_dim=10, intra_temporal_attention=True, intra_decoder_attention=True
-    ),
+    "recurrent": RecurrentConfig(**LSTM, num_layers=2),
+    "all attention": RecurrentConfig(**LSTM, attention_dim=10, intra_decoder_attention=True),
 }  # fmt: skip
 
 
@@ -255,8 +252,7 @@ def test_training_flops_are_three_forward_passes(model):
     """The profiler takes the wrong axis of a product whose first matrix is transposed.
 
     A loop sends a gradient to the state before its first step too; without one, none goes to the
-    constant state that an LSTM of the encoder, of each layer and direction, begins with, and to the
-    context, twice as wide, that input feeding begins with.
+    constant state that an LSTM of the encoder, of each layer and direction, begins with.
     """
 
     def step(source, target):
@@ -267,7 +263,7 @@ def test_training_flops_are_three_forward_passes(model):
 
     expected = multiplied(graph_of(step, (3, 11), (3, 7)))
     if isinstance(model.config, RecurrentConfig):
-        begun = 2 * model.config.num_layers + 2 * model.config.input_feeding
+        begun = 2 * model.config.num_layers
         expected += 3 * begun * 2 * 4 * model.config.hidden_dim**2
     found = counted(model, np.ones((3, 11), np.int32), np.ones((3, 7), np.int32))
     assert found == {"flops": expected, "padded_flops": expected}

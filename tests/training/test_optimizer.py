@@ -60,7 +60,8 @@ def test_each_optimizer_resumes_exactly_and_skips_nan_updates(tmp_path, name):
         return [*model.variables, *model.optimizer.variables]
 
     ids = np.array([[5, 6, 7, 3], [8, 3, 0, 0]])
-    batch = {"source": ids, "target": ids}, ids
+    target = np.array([[2, 5, 6, 7], [2, 8, 0, 0]])
+    batch = {"source": ids, "target": target}, ids
     keras.utils.set_random_seed(1)
     model, checkpoints = make(), Checkpoints(tmp_path)
     kinds = [each.__name__ for each in type(model.optimizer).__mro__]

@@ -1,0 +1,73 @@
+"""What a batch of ids must be, checked once where it enters a model."""
+
+from typing import Any
+
+import keras
+
+from keras_transformer.config import BOS_ID, PAD_ID
+from keras_transformer.decoding import Tensor
+from keras_transformer.errors import InputError
+
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+
+def check_shape(name: str, ids: Any) -> None:
+    """Raises `InputError` for ragged ids, or those of one sequence [T]."""
+    if hasattr(ids, "to_tensor"):
+        raise InputError(f"{name} must be ids padded with 0, got {type(ids).__name__}")
+    if getattr(ids, "ndim", None) == 1:
+        raise InputError(f"{name} must be ids [B, T], got the shape {tuple(ids.shape)}")
+
+
+def checked_ids(name: str, ids: Tensor, vocabulary_size: int, longest: int | None = None) -> Tensor:
+    """Returns the ids [B, T] of a batch under TensorFlow, or raises an error.
+
+    It is an `InputError` for eager ids and `tf.errors.InvalidArgumentError` when a graph runs; XLA
+    drops the check.
+
+    Args:
+        name: "source", "target" or "labels".
+        ids: rows of tokens, then padding; a target begins with BOS.
+        vocabulary_size: ids are below it.
+        longest: the most tokens of a row; None for any number.
+    """
+    check_shape(name, ids)
+    ids = tf.convert_to_tensor(ids)
+    is_token = tf.not_equal(ids, PAD_ID)
+    largest = tf.reduce_max(tf.bitcast(tf.cast(ids, tf.int32), tf.uint32))  # negative ones too
+    ids = _require(
+        ids,
+        largest < tf.constant(vocabulary_size, tf.uint32),
+        f"{name} has an id outside of the vocabulary of {vocabulary_size} tokens; ids are 0 to "
+        f"{vocabulary_size - 1}, and padding is PAD, 0 (not -100)",
+    )
+    ids = _require(
+        ids,
+        ~tf.reduce_any(is_token[:, 1:] & ~is_token[:, :-1]),
+        f"{name} has padding, 0, before a token of a row; pad rows at their end",
+    )
+    if name == "target":
+        ids = _require(
+            ids,
+            tf.reduce_all((ids[:, :1] == BOS_ID) | ~is_token[:, :1]),
+            f"each row of target must begin with BOS, {BOS_ID}: it is the labels, shifted right",
+        )
+    if longest is not None:
+        ids = _require(
+            ids,
+            ~tf.reduce_any(is_token[:, longest:]),
+            f"{name} has a row of more tokens than the {longest} positions that the model has "
+            "learned; raise max_positions, or give shorter rows",
+        )
+    return ids
+
+
+def _require(ids: Tensor, is_met: Tensor, message: str) -> Tensor:
+    """Returns the ids; raises an error with the message, also in a graph, if a condition fails."""
+    if tf.executing_eagerly():
+        if not is_met:
+            raise InputError(message)
+        return ids
+    with tf.control_dependencies([tf.debugging.Assert(is_met, [message])]):
+        return tf.identity(ids)
