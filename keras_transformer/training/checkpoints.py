@@ -20,7 +20,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -78,7 +78,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints `step-N`, oldest first."""
-        matches = (re.fullmatch(r"step-(\d+)", path.stem) for path in self._files())
+        files = self.folder.glob("*.safetensors")
+        matches = (re.fullmatch(r"step-(\d+)", path.stem) for path in files)
         return sorted(int(match[1]) for match in matches if match)
 
     def has_average(self) -> bool:
@@ -196,7 +197,7 @@ class Checkpoints:
                     f"{name} is not finite after step {step}, so no checkpoint was written; train "
                     "another run with a lower learning_rate or clip_norm"
                 )
-        self._write(f"step-{step}", arrays, {step: metrics} if metrics else {})
+        self._write(f"step-{step}", arrays, step, metrics)
         # Later checkpoints are damaged ones, and are rewritten.
         steps = [other for other in self.steps() if other <= step]
         regular = [other for other in steps if self.is_regular(other)]
@@ -208,18 +209,22 @@ class Checkpoints:
     def save_weights(self, model: keras.Model, name: str = AVERAGE) -> None:
         """Writes the model's weights, and nothing else, as a checkpoint."""
         weights = by_name(model, model.weights)
-        self._write(name, _read_variables(_prefixed("weights", weights)))
+        self._write(name, _read_variables({f"weights/{path}": x for path, x in weights.items()}))
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds the metrics of the dev set at a step to the manifest."""
-        self._update_manifest(metrics={step: metrics})
+        self._update_manifest(step, metrics)
 
     def drop(self, name: str) -> None:
         """Removes a checkpoint if it exists."""
         self.path(name).unlink(missing_ok=True)
 
     def _write(
-        self, name: str, arrays: Arrays, metrics: Mapping[int, Mapping[str, float]] | None = None
+        self,
+        name: str,
+        arrays: Arrays,
+        step: int | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
         with writing(f"checkpoint {name} to {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -229,7 +234,7 @@ class Checkpoints:
                 sync(path)
                 for replaced in (AVERAGE, name):  # no average is older than the newest checkpoint
                     self.drop(replaced)
-                self._update_manifest(digests={name: sha256([path])}, metrics=metrics or {})
+                self._update_manifest(step, metrics, **{name: sha256([path])})
                 os.replace(path, self.path(name))
 
     # Reading
@@ -262,13 +267,13 @@ class Checkpoints:
         if not names:
             return 0
         name, arrays = self._newest_whole(names, say)
-        variables = _training_variables(model, average_weights, extra)
         if name == START:  # the weights that the run begins with, also those of the moving average
             weights = _weights(arrays)
             assign(by_name(model, model.weights), weights, self.path(name))
-            averages = {path: weights[path] for path in average_weights or {}}
-            assign(average_weights or {}, averages, self.path(name))
+            for path, average in (average_weights or {}).items():
+                average.assign(weights[path])
         else:
+            variables = _training_variables(model, average_weights, extra)
             assign(variables, arrays, self.path(name))
         return int(name.removeprefix("step-"))
 
@@ -314,9 +319,6 @@ class Checkpoints:
             "a copy, or delete them to start again"
         )
 
-    def _files(self) -> Iterable[pathlib.Path]:
-        return self.folder.glob("*.safetensors")
-
     def _manifest(self) -> dict[str, dict[str, Any]]:
         path = self.folder / "manifest.json"
         if not path.exists():  # files without a digest are taken to be whole
@@ -331,29 +333,36 @@ class Checkpoints:
             ) from error
 
     def _update_manifest(
-        self,
-        digests: Mapping[str, str] | None = None,
-        metrics: Mapping[int, Mapping[str, float]] | None = None,
+        self, step: int | None, metrics: Mapping[str, float] | None, **digests: str
     ) -> None:
+        """Adds the metrics at a step, if there are any, and digests of checkpoints."""
         values = self._manifest()
-        names = {path.stem for path in self._files()}
-        kept = {name: digest for name, digest in values["sha256"].items() if name in names}
-        values["sha256"] = kept | dict(digests or {})
-        values["metrics"] |= {
-            str(step): {name: float(value) for name, value in of_step.items()}
-            for step, of_step in (metrics or {}).items()
-        }
+        kept = {name: x for name, x in values["sha256"].items() if self.path(name).exists()}
+        values["sha256"] = kept | digests
+        if metrics:
+            values["metrics"][str(step)] = {name: float(x) for name, x in metrics.items()}
         write_atomically(self.folder / "manifest.json", json.dumps(values, indent=1) + "\n")
 
 
-# The variables: weights, random states and the optimizer's, each by a name. A name follows from the
-# path of a weight or layer within the model, never from the order in which Keras keeps variables:
-# that order may change with a version of Keras. It is the same for any number of devices.
+# The variables, by name. They are the same for any number of devices.
 
 
 def by_name(model: keras.Model, weights: Sequence[keras.Variable]) -> dict[str, Variable]:
-    """Returns some of a model's weights under names that are the same in any process."""
-    return _unique((_path_within(model, weight), weight) for weight in weights)
+    """Returns some of a model's weights by their paths within it, the same in any process.
+
+    Raises:
+        InputError: two weights have the same path.
+    """
+    # The path begins with the model's own name, which Keras numbers by process.
+    names = [str(weight.path).removeprefix(f"{model.name}/") for weight in weights]
+    variables = dict(zip(names, weights, strict=True))
+    if len(variables) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(
+            f"two weights have the name {twice}, so a checkpoint cannot tell them apart; give the "
+            "model's layers other names"
+        )
+    return variables
 
 
 def assign(variables: Mapping[str, Variable], arrays: Arrays, path: pathlib.Path) -> None:
@@ -388,18 +397,24 @@ def _training_variables(
     average_weights: Mapping[str, Variable] | None,
     extra: Mapping[str, Variable] | None,
 ) -> dict[str, Variable]:
-    """Returns the variables that training resumes from."""
-    return {
-        **_prefixed("weights", by_name(model, model.weights)),
-        **_prefixed("seeds", _seed_states(model)),
-        **_prefixed("optimizer", _optimizer_state(model)),
-        **_prefixed("average_weights", average_weights or {}),
-        **_prefixed("extra", extra or {}),
+    """Returns the variables that training resumes from.
+
+    Random states and those of the optimizer have numbers, in Keras's order as in its own files.
+    """
+    is_weight = {id(weight) for weight in model.weights}
+    states = [variable for variable in model.variables if id(variable) not in is_weight]
+    groups: dict[str, Mapping[str, Variable]] = {
+        "weights": by_name(model, model.weights),
+        "average_weights": average_weights or {},
+        "states": {str(number): state for number, state in enumerate(states)},
+        "optimizer": {str(number): x for number, x in enumerate(model.optimizer.variables)},
+        "extra": extra or {},
     }
+    return {f"{group}/{name}": x for group, named in groups.items() for name, x in named.items()}
 
 
-def _prefixed(group: str, variables: Mapping[str, Variable]) -> dict[str, Variable]:
-    return {f"{group}/{name}": variable for name, variable in variables.items()}
+def _read_variables(variables: Mapping[str, Variable]) -> dict[str, npt.NDArray[Any]]:
+    return {name: np.asarray(value_of(each).numpy()) for name, each in variables.items()}
 
 
 def _weights(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
@@ -410,74 +425,3 @@ def _weights(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
             if name.startswith(group):
                 weights[name.removeprefix(group)] = array
     return weights
-
-
-def _read_variables(variables: Mapping[str, Variable]) -> dict[str, npt.NDArray[Any]]:
-    return {name: np.asarray(value_of(each).numpy()) for name, each in variables.items()}
-
-
-def _path_within(model: keras.Model, weight: keras.Variable) -> str:
-    # The path begins with the model's own name, which Keras numbers by process.
-    return str(weight.path).removeprefix(f"{model.name}/")
-
-
-def _seed_states(model: keras.Model) -> dict[str, Variable]:
-    """Returns the states of random number generators by the names of the layers that have them."""
-    states: dict[int, tuple[str, Variable]] = {}
-
-    def visit(layer: keras.Layer, prefix: str) -> None:
-        for attribute, value in vars(layer).items():
-            if isinstance(value, keras.random.SeedGenerator):
-                entry = (f"{prefix}{attribute}", value.state)
-                # A layer that several share has the first name in alphabetical order.
-                states[id(value.state)] = min(entry, states.get(id(value.state), entry))
-        for inner in layer._flatten_layers(include_self=False, recursive=False):
-            visit(inner, f"{prefix}{inner.name}/")
-
-    visit(model, "")
-    known = {id(weight) for weight in model.weights} | states.keys()
-    for variable in model.variables:
-        if id(variable) not in known:
-            raise InputError(
-                f"{variable.path} cannot be saved: it is neither a weight nor the state of a "
-                "SeedGenerator that is an attribute of a layer; make it one of them"
-            )
-    return _unique(states.values())
-
-
-def _optimizer_state(model: keras.Model) -> dict[str, Variable]:
-    """Returns the optimizer's variables: moments as <kind>/<weight's path>, others by name."""
-    optimizer = model.optimizer
-    inner = getattr(optimizer, "inner_optimizer", optimizer)  # of LossScaleOptimizer
-    paths = [_path_within(model, weight) for weight in inner._trainable_variables]
-    # The moments of one kind are a list in the order of the weights; their own names, such as
-    # Adafactor's, may be ambiguous.
-    moments = {
-        id(variable): f"{attribute.strip('_')}/{path}"
-        for attribute, values in vars(inner).items()
-        if attribute not in ("_variables", "_trainable_variables")
-        and isinstance(values, list)
-        and len(values) == len(paths)
-        for path, variable in zip(paths, values, strict=True)
-        if isinstance(variable, keras.Variable)
-    }
-    inner_ids = {id(variable) for variable in inner.variables} if inner is not optimizer else set()
-
-    def name_of(variable: keras.Variable) -> str:
-        prefix = "inner/" if id(variable) in inner_ids else ""
-        return moments.get(id(variable), f"{prefix}{variable.name}")
-
-    return _unique((name_of(variable), variable) for variable in optimizer.variables)
-
-
-def _unique(named: Iterable[tuple[str, Variable]]) -> dict[str, Variable]:
-    """Returns variables by name; `InputError` where two have the same one."""
-    variables: dict[str, Variable] = {}
-    for name, variable in named:
-        if name in variables:
-            raise InputError(
-                f"two variables have the name {name}, so a checkpoint cannot tell them apart; "
-                "give the model's layers other names"
-            )
-        variables[name] = variable
-    return variables

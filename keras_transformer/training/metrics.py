@@ -1,33 +1,13 @@
-"""What a run measures of its training: rows of numbers, and their file.
+"""The metrics of a run: the rows of metrics.jsonl, and the count of FLOPs.
 
 A row covers the batches since the row before it: `log_steps` of them, or fewer up to a checkpoint
-or validation. metrics.jsonl has one JSON object a line:
-
-step               batches of the run so far
-seconds            time spent training so far, by all processes of a resumed run, without
-                   validation and checkpoints
-loss, perplexity, accuracy, padding
-                   over the batches of the row; padding is its share on the target side
-train_...          metrics that the model adds, over the same batches
-learning_rate      of the next update
-tokens_per_second  real target tokens per second, over the same batches
-target_tokens      real target tokens so far
-flops              floating-point operations of matrix products so far, for real tokens
-padded_flops       the same with padding, which the device computes too
-skipped_steps      updates skipped so far because their gradient was not finite
-val_loss, val_perplexity, val_accuracy, and the metric of the task, for example bleu
-                   of the dev set, in rows with a validation; a run that starts from another one
-                   also has a row of step 0 with nothing else
-
-The values that are not of the dev set are listed in `TRAINING_VALUES` (tasks/task.py).
+or validation. docs/reference/run_directory.md lists its values; those that are not of the dev set
+are in `TRAINING_VALUES` (tasks/task.py).
 """
 
 import json
 import math
 import pathlib
-import time
-from collections.abc import Mapping
-from typing import Any
 
 import keras
 from keras import ops
@@ -41,66 +21,8 @@ from keras_transformer.tasks.task import TRAINING_VALUES
 
 Row = dict[str, float]
 
-_MEANS = ("loss", "perplexity", "accuracy", "padding")
-_COUNTED = ("target_tokens", "flops", "padded_flops")  # by the model, since the row before
-TOTALS = ("seconds", *_COUNTED)  # these add up over a run
-
-
-class TrainingMeter:
-    """Measures the batches of training, and makes a row of those since the last row.
-
-    The metrics of a batch stay on the device until a row is made, so that training does not
-    wait for a GPU after each batch. Metrics add up over all workers, so each of them needs a meter.
-
-    Args:
-        model: compiled by `compile_for_training`.
-        last: the row of the checkpoint that the run resumes from; None at its beginning.
-    """
-
-    def __init__(self, model: Seq2SeqModel, last: Mapping[str, float] | None = None) -> None:
-        last = last or {}
-        self._model = model
-        self._so_far = {name: last.get(name, 0) for name in TOTALS}  # in the newest row
-        self._skipped_before = last.get("skipped_steps", 0)  # by earlier processes
-        self._begin: float | None = None  # of the first batch that no row covers yet
-
-    def begin_batch(self) -> None:
-        """Notes that a batch begins; the first one after a row resets the model's metrics."""
-        if self._begin is None:
-            self._model.reset_metrics()
-            self._begin = time.perf_counter()
-
-    def end_row(self, step: int, values: Mapping[str, Any]) -> Row:
-        """Returns the row that ends with a step; waits for the device.
-
-        Args:
-            step: updates of the run so far.
-            values: the model's metrics since their reset.
-        """
-        metrics = {name: float(value) for name, value in values.items()}
-        seconds = time.perf_counter() - (self._begin or 0.0)
-        self._begin = None
-        new: Row = {name: round(metrics[name]) for name in _COUNTED if name in metrics}
-        new["seconds"] = seconds
-        self._so_far = {name: self._so_far[name] + new[name] for name in TOTALS if name in new}
-        return {
-            "step": step,
-            **self._so_far,
-            **{
-                name: value
-                for name, value in metrics.items()
-                if name in _MEANS or name.startswith(TRAINING_PREFIX)
-            },
-            "learning_rate": float(self._model.optimizer.learning_rate),
-            "tokens_per_second": new["target_tokens"] / seconds,
-            "skipped_steps": self._skipped_before + int(self._model.bad_steps.numpy()),
-        }
-
-
-def first_row(has_flops: bool) -> Row:
-    """Returns the row of step 0: no training, to be joined by values of the dev set."""
-    totals = ("seconds", *(_COUNTED if has_flops else ("target_tokens",)))
-    return {"step": 0, **dict.fromkeys(totals, 0), "skipped_steps": 0}
+MEANS = ("loss", "perplexity", "accuracy", "padding")  # over the batches of a row
+TOTALS = ("seconds", "target_tokens", "flops", "padded_flops")  # these add up over a run
 
 
 def dev_values(row: Row) -> Row:

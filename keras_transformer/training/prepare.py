@@ -115,38 +115,24 @@ def tokenize(
     )
 
 
-def with_room_for_targets(
-    configs: RunConfigs, corpus: TokenizedCorpus, say: Callable[[str], None]
-) -> RunConfigs:
-    """Returns settings whose search takes all but the longest of the training pairs.
+def with_room_for_targets(configs: RunConfigs, corpus: TokenizedCorpus) -> RunConfigs:
+    """Returns settings whose search takes all but the longest thousandth of the training pairs.
 
     A target of characters, for example, has far more tokens than its source of words.
-
-    Args:
-        configs: of the run.
-        corpus: the text that it trains on.
-        say: receives a line for each limit that is raised.
     """
     search, limits = configs.search_config(), dict(configs.search)
     source, target = corpus.lengths(slice(None, None, -(-len(corpus) // _MEASURED_PAIRS)))
 
-    def raise_limit(name: str, tokens: npt.NDArray[np.int64], what: str) -> int:
-        """Returns the limit of that name, raised if too many numbers of tokens are above it."""
+    def room(name: str, tokens: npt.NDArray[np.int64]) -> int:
+        """Returns the limit of that name, raised where it is too low."""
         limit: int = getattr(search, name)
-        share = np.mean(tokens > limit)
-        if share <= _BEYOND_SHARE:
-            return limit
         longest = int(np.quantile(tokens, 1 - _BEYOND_SHARE, method="higher"))
-        limits[name] = higher = min(-(-longest // 10) * 10, MAX_TOKENS)
-        say(
-            f"{share:.1%} of the training {what.format(limit)}, the default limit of a search: the "
-            f"run searches with {name}={higher}."
-        )
-        return higher
+        if longest > limit:
+            limits[name] = limit = min(-(-longest // 10) * 10, MAX_TOKENS)
+        return limit
 
-    longest = raise_limit("max_source_length", source - 1, "sources have over {} tokens")  # no EOS
-    extra = target - np.minimum(source, longest + 1)
-    raise_limit("max_extra_length", extra, "targets have over {} tokens more than their sources")
+    longest_source = room("max_source_length", source - 1) + 1  # and EOS
+    room("max_extra_length", target - np.minimum(source, longest_source))
     return configs._replace(search=limits)
 
 

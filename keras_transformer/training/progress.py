@@ -10,9 +10,9 @@ Where a metric was not measured on all sentences of a dev set, or outputs were c
 that a search may give, their numbers follow it.
 """
 
-import pathlib
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -20,11 +20,13 @@ from tqdm import tqdm
 
 from keras_transformer.errors import needs_extra
 from keras_transformer.models import Seq2SeqModel
+from keras_transformer.objectives import TRAINING_PREFIX
 from keras_transformer.tasks import VALIDATION_METRICS, Metric
 from keras_transformer.training.distribution import worker_index
 from keras_transformer.training.metrics import (
+    MEANS,
+    TOTALS,
     Row,
-    TrainingMeter,
     append_row,
     dev_values,
     keep_rows,
@@ -43,13 +45,14 @@ class Measure(Protocol):
 class TrainingLog:
     """Measures the updates of a run, and writes rows of them to all that show it.
 
-    Every worker measures; the first one writes.
+    The metrics of an update stay on the device until a row is made, so that training does not wait
+    for a GPU after each one. Every worker measures; the first one writes.
 
     Args:
         run: the run.
         model: compiled, under the strategy that trains it.
         dev_metrics: the metrics of the task, each with what measures it.
-        step: rows beyond it are dropped from the files, and written again.
+        step: where the run resumes; rows beyond it are dropped, and written again.
         train_steps: of the run.
         tensorboard, show: as in `train`.
     """
@@ -65,17 +68,24 @@ class TrainingLog:
         tensorboard: bool,
         show: bool,
     ) -> None:
+        self._model = model
         self._dev_metrics = dev_metrics
         self._path = run.metrics_path
         self._train_steps = train_steps
         self._writes = worker_index(model.distribute_strategy) == 0
         self._shows = show and self._writes
-        self._skipped = 0.0
         rows = keep_rows(self._path, step) if self._writes else []
-        self._meter = TrainingMeter(model, rows[-1] if rows else None)
-        self._board: TensorBoardLog | None = None
+        last = rows[-1] if rows else {}
+        self._totals = {name: last.get(name, 0) for name in TOTALS}  # in the newest row
+        self._skipped_before = last.get("skipped_steps", 0)  # by earlier processes
+        self._skipped_shown = 0.0
+        self._begin: float | None = None  # of the first update that no row covers yet
+        self._board: Any = None
         if tensorboard and self._writes:
-            self._board = TensorBoardLog(run.path / "tensorboard", rows)
+            with needs_extra("tensorboard"):  # without it tf.summary has no scalar
+                import tensorboard as _  # noqa: F401
+            # TensorBoard drops what it has read of steps that are written once more.
+            self._board = tf.summary.create_file_writer(str(run.path / "tensorboard"))
         self._bar = tqdm(
             initial=max(step, 0),
             total=train_steps,
@@ -85,29 +95,63 @@ class TrainingLog:
             disable=not (self._shows and sys.stdout.isatty()),
         )
 
-    def begin_batch(self) -> None:
-        """Notes that an update begins."""
-        self._meter.begin_batch()
+    def begin_update(self) -> None:
+        """Notes that an update begins; the first one after a row resets the model's metrics."""
+        if self._begin is None:
+            self._model.reset_metrics()
+            self._begin = time.perf_counter()
 
-    def end_batch(self) -> None:
-        """Notes that an update has ended; does not wait for the device."""
+    def end_update(self) -> None:
+        """Notes that an update has ended."""
         self._bar.update()
 
-    def end_row(self, step: int, values: Mapping[str, Any]) -> Row:
-        """Returns a row of the model's metrics since the last row; waits for the device."""
-        return self._meter.end_row(step, values)
+    def write_row(
+        self, step: int, metrics: Mapping[str, Any], dev_values: Callable[[], Mapping[str, float]]
+    ) -> Mapping[str, float]:
+        """Writes the row that ends with a step; waits for the device.
 
-    def write(self, row: Row, values: Mapping[str, float]) -> None:
-        """Writes a row, with those of some values that are metrics of the dev sets."""
-        if not self._writes:
-            return
-        names = [metric.name for metric in (*VALIDATION_METRICS, *self._dev_metrics)]
-        row = row | {name: values[name] for name in names if name in values}
-        append_row(self._path, row)
-        if self._board:
-            self._board.write(row)
-        if self._shows:
-            self._show(row)
+        Args:
+            step: updates of the run so far.
+            metrics: the model's since their reset; none before the first update.
+            dev_values: measures the dev sets, after the time of the row has been taken.
+
+        Returns:
+            What `dev_values` returned.
+        """
+        row = self._make_row(step, {name: float(value) for name, value in metrics.items()})
+        values = dev_values()
+        if self._writes:
+            names = [metric.name for metric in (*VALIDATION_METRICS, *self._dev_metrics)]
+            row |= {name: values[name] for name in names if name in values}
+            append_row(self._path, row)
+            if self._board:
+                with self._board.as_default(step=step):
+                    for name in row.keys() - {"step", "seconds"}:
+                        tf.summary.scalar(name, row[name])
+                self._board.flush()
+            if self._shows:
+                self._show(row)
+        return values
+
+    def _make_row(self, step: int, metrics: Mapping[str, float]) -> Row:
+        new: Row = {name: round(metrics[name]) for name in TOTALS if name in metrics}
+        row: Row = {"step": step}
+        if self._begin is not None:
+            seconds = time.perf_counter() - self._begin
+            self._begin = None
+            new["seconds"] = seconds
+            row["learning_rate"] = float(self._model.optimizer.learning_rate)
+            row["tokens_per_second"] = new["target_tokens"] / seconds
+        for name, value in new.items():
+            self._totals[name] += value
+        row |= {name: total for name, total in self._totals.items() if name in new or not metrics}
+        row |= {
+            name: value
+            for name, value in metrics.items()
+            if name in MEANS or name.startswith(TRAINING_PREFIX)
+        }
+        row["skipped_steps"] = self._skipped_before + int(self._model.bad_steps.numpy())
+        return row
 
     def close(self) -> None:
         """Ends the bar."""
@@ -121,9 +165,9 @@ class TrainingLog:
                 self._print(row, parts)
             else:
                 self._bar.set_postfix_str("  ".join(parts))
-        if row["skipped_steps"] > self._skipped:
-            self._skipped = row["skipped_steps"]
-            text = f"{self._skipped:,} updates skipped so far: gradient not finite"
+        if row["skipped_steps"] > self._skipped_shown:
+            self._skipped_shown = row["skipped_steps"]
+            text = f"{self._skipped_shown:,} updates skipped so far: gradient not finite"
             self._print(row, [text])
         if dev_values(row):
             dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
@@ -149,37 +193,3 @@ def _measured(metric: Metric, measure: Measure, value: float) -> str:
     count, total, cut = measure.num_sentences, measure.num_all, measure.num_cut
     notes = [f"{count:,} of {total:,}"] * (count < total) + [f"{cut:,} cut"] * (cut > 0)
     return f"{metric.label} {value:.2f}" + (f" ({', '.join(notes)})" if notes else "")
-
-
-class TensorBoardLog:
-    """Writes rows as two TensorBoard runs, "train" and "dev", which share their charts.
-
-    What earlier processes wrote there is replaced by the rows of metrics.jsonl: some of it may be
-    of updates after the checkpoint that the run resumes from.
-
-    Args:
-        folder: where to.
-        rows: those of the run so far.
-    """
-
-    def __init__(self, folder: pathlib.Path, rows: Iterable[Row] = ()) -> None:
-        with needs_extra("tensorboard"):  # without it tf.summary has no scalar
-            import tensorboard  # noqa: F401
-        for path in folder.glob("*/events.out.tfevents.*"):
-            path.unlink()
-        self._writers = {
-            run: tf.summary.create_file_writer(str(folder / run)) for run in ("train", "dev")
-        }
-        for row in rows:
-            self.write(row)
-
-    def write(self, row: Row) -> None:
-        """Writes one row; its values of the dev set go to the run "dev"."""
-        dev = dev_values(row)
-        # TensorBoard's x-axes show steps and seconds already.
-        train = {name: row[name] for name in row.keys() - dev.keys() - {"step", "seconds"}}
-        for run, values in (("train", train), ("dev", dev)):
-            with self._writers[run].as_default(step=int(row["step"])):
-                for name, value in values.items():
-                    tf.summary.scalar(name.removeprefix("val_"), value)
-            self._writers[run].flush()

@@ -456,5 +456,5 @@ def create_run(
             )
         folder = run.path / "tokens"
         corpus = training_corpus(data, vocabularies, folder, task=configs.task, say=say, **options)
-        configs = with_room_for_targets(configs, corpus, say)
+        configs = with_room_for_targets(configs, corpus)
         run.write(configs, *vocabularies, start)

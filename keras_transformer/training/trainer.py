@@ -46,7 +46,6 @@ from keras_transformer.training.distribution import (
     wait_for_workers,
     worker_index,
 )
-from keras_transformer.training.metrics import first_row
 from keras_transformer.training.optimizer import (
     WeightAverage,
     compile_for_training,
@@ -208,16 +207,15 @@ class Trainer:
             if self.model.uses_xla:
                 compile_shapes(self.model, shapes, show and self._is_chief)
             if validation and self._validates_start:
-                values = validation()
-                log.write(first_row(self.model.flops_metric is not None), values)
+                values = log.write_row(0, {}, validation)
                 if self._is_chief:
                     self.checkpoints.write_metrics(0, self._decisive(values))
             stream, metrics = iter(batches), {}
             while self.step < training.train_steps:
-                log.begin_batch()
+                log.begin_update()
                 metrics = self._update(stream)
                 self.step += 1
-                log.end_batch()
+                log.end_update()
                 if self.weight_average:
                     self.weight_average.update(self.step)
                 self._after_update(metrics, log, validation)
@@ -241,9 +239,8 @@ class Trainer:
             self._check_bad_steps()
         if not training.is_logged(step):
             return
-        row = log.end_row(step, metrics or self._sum_metrics())
-        values = validation() if validation and training.is_validated(step) else {}
-        log.write(row, values)
+        measure = validation if validation and training.is_validated(step) else dict
+        values = log.write_row(step, metrics or self._sum_metrics(), measure)
         if training.is_saved(step):
             self._save(self._decisive(values))
 
@@ -251,7 +248,7 @@ class Trainer:
         """Writes a row and a checkpoint where a signal stops the run, unless they are there."""
         # Other workers may be at another step, and do not take part in a sum of metrics.
         if not self.training.is_logged(self.step) and num_workers(self.strategy) == 1:
-            log.write(log.end_row(self.step, metrics or self._sum_metrics()), {})
+            log.write_row(self.step, metrics or self._sum_metrics(), dict)
         if not self.training.is_saved(self.step):
             self._save({})
 

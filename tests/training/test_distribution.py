@@ -172,7 +172,7 @@ def test_workers_with_devices_train_the_run_of_one_device(grid, workers, devices
             values, expected = contents(run, checkpoint), contents(one, checkpoint)
             assert values.keys() == expected.keys()
             for key, value in expected.items():
-                if "seeds" not in key:  # of dropout, which each device draws for itself
+                if "states" not in key:  # of dropout, which each device draws for itself
                     np.testing.assert_allclose(values[key], value, rtol=1e-4, atol=1e-5)
 
 

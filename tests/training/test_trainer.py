@@ -85,7 +85,7 @@ def test_returned_model_is_mean_of_last_checkpoints(undisturbed):
         np.testing.assert_array_equal(averaged[name], mean.astype(np.float32))
     for loaded, weight in zip(run.load_model().weights, model.weights, strict=True):
         np.testing.assert_array_equal(loaded, weight)
-    seeds = [name for name in eighth if name.startswith("seeds/")]  # of dropout
+    seeds = [name for name in eighth if name.startswith("states/")]  # of dropout
     assert seeds and all(np.any(eighth[name] != twelfth[name]) for name in seeds)
 
 
