@@ -244,8 +244,6 @@ class ModelTranslator(BatchTranslator):
         options, answer = None, {}
         if self.task is not None:
             text = self.task.read_text(text)
-        # Not all vocabularies read a wide space as a space.
-        text = tf.where(tf.strings.regex_full_match(text, r"[\s\pZ]*"), "", text)
         limit = self.search.max_source_length
         # One more token shows if there is one.
         tokens, surfaces = self.source_tokenizer.tokenize_with_surfaces(text, limit + 1)
