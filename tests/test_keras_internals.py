@@ -34,7 +34,6 @@ ATTRIBUTES = {
     "_distribute_strategy": "model",  # models/update.py
     "_momentums": "optimizer",  # training/optimizer.py
     "_velocities": "optimizer",  # training/optimizer.py
-    "_trainable_variables": "optimizer",  # training/checkpoints.py: weights in the moments' order
 }
 
 # Functions of a private module: layers/masks.py, models/train_step.py, objectives.py.

@@ -55,16 +55,16 @@ class DataConfig(JsonConfig):
         None,
         "Source side of the test set, which evaluate translates.",
         is_path=True,
-        may_change="always",
+        may_change=True,
     )
     test_target: str | None = option(
-        None, "The translations of test_source, line by line.", is_path=True, may_change="always"
+        None, "The translations of test_source, line by line.", is_path=True, may_change=True
     )
     test_file: str | None = option(
         None,
         "One file with both sides, instead of test_source and test_target.",
         is_path=True,
-        may_change="always",
+        may_change=True,
     )
     vocabulary: str | None = option(
         None,

@@ -30,7 +30,7 @@ def option(
     is_path: bool = False,
     for_vocabulary: bool = False,
     is_learned: bool = False,
-    may_change: Literal["never", "until_trained", "always"] = "never",
+    may_change: bool = False,
     per_sentence: bool = False,
     needs: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
     needs_dev_set: bool | None = None,
@@ -46,8 +46,7 @@ def option(
         is_path: whether the text is a path on this machine, or several separated by commas.
         for_vocabulary: whether it determines the vocabularies of a run.
         is_learned: whether an option of a task changes what a model learns; a run keeps it.
-        may_change: when a later command for the same run may change it: "until_trained" means
-            before its first checkpoint.
+        may_change: whether a run that is resumed may have another value than before.
         per_sentence: whether each sentence of a request may set it.
         needs: the values of another field with which this one has an effect, any value but None for
             an empty tuple. A value that has no effect is an error.
@@ -138,8 +137,8 @@ class JsonConfig:
         """Returns the names of the fields that declare these rules; without rules, of all fields.
 
         Example:
-            >>> DataConfig.fields_with(may_change="until_trained")
-            ('max_length', 'max_length_ratio', 'subword_sampling')
+            >>> DataConfig.fields_with(may_change=True)
+            ('test_source', 'test_target', 'test_file')
         """
         return tuple(
             field.name

@@ -13,7 +13,7 @@ from keras_transformer.errors import InputError, check_choice
 class TrainingConfig(JsonConfig):
     """How a model is trained (Vaswani et al. 2017, section 5)."""
 
-    train_steps: int = option(100_000, "Number of updates.", minimum=1, may_change="always")
+    train_steps: int = option(100_000, "Number of updates.", minimum=1, may_change=True)
     batch_tokens: int = option(
         25_000,
         "Most tokens of a batch on each side, padding included.",
@@ -52,7 +52,7 @@ class TrainingConfig(JsonConfig):
         "Split each batch into this many parts to save memory; batch size and update stay the "
         "same.",
         minimum=1,
-        may_change="always",
+        may_change=True,
     )
     clip_norm: float | None = option(
         None, "Largest global norm of an update's gradient. Default: no clipping.", above=0
@@ -73,7 +73,7 @@ class TrainingConfig(JsonConfig):
         20,
         "Stop after this many consecutive updates were skipped for a non-finite gradient.",
         minimum=1,
-        may_change="always",
+        may_change=True,
     )
     checkpoint_steps: int = option(1000, "Updates between checkpoints.", minimum=1)
     validation_steps: int | None = option(
@@ -84,41 +84,39 @@ class TrainingConfig(JsonConfig):
         minimum=1,
         needs_dev_set=True,
     )
-    keep_checkpoints: int = option(
-        20, "Newest checkpoints to keep.", minimum=1, may_change="always"
-    )
+    keep_checkpoints: int = option(20, "Newest checkpoints to keep.", minimum=1, may_change=True)
     keep_best: int = option(
         1,
         "Checkpoints to keep besides, those with the best dev metric.",
         minimum=0,
-        may_change="always",
+        may_change=True,
         needs_dev_set=True,
     )
     average_last: int = option(
         5,
         "Average this many of the newest checkpoints at the end (6.1).",
         minimum=1,
-        may_change="always",
+        may_change=True,
     )
     average_best: int | None = option(
         None,
         "Average this many of the best checkpoints by the dev metric, instead of the newest.",
         minimum=1,
-        may_change="always",
+        may_change=True,
         needs_dev_set=True,
     )
     stop_metric: str | None = option(
         None,
         "Stop early by this dev metric: val_loss, val_perplexity, val_accuracy or the metric "
         "of the task, for example bleu. Default: no early stopping.",
-        may_change="always",
+        may_change=True,
         needs_dev_set=True,
     )
     stop_patience: int = option(
         10,
         "Stop after this many validations in a row without a better stop_metric.",
         minimum=1,
-        may_change="always",
+        may_change=True,
         needs={"stop_metric": ()},
     )
     validation_time_share: float = option(
@@ -130,7 +128,7 @@ class TrainingConfig(JsonConfig):
         needs_dev_set=True,
     )
     log_steps: int = option(
-        100, "Updates between lines of metrics.jsonl.", minimum=1, may_change="always"
+        100, "Updates between lines of metrics.jsonl.", minimum=1, may_change=True
     )
     precision: Literal["float32", "mixed_bfloat16", "mixed_float16", "auto"] = option(
         "float32",

@@ -50,10 +50,8 @@ class Checkpoints:
 
     Args:
         folder: where they are, made with the first one.
-        keep: how many of the newest to keep.
-        keep_best: how many of those with the best `metric` to keep beside them.
-        every: steps between two regular checkpoints.
-        end: the last step of the run, whose checkpoint is a regular one too.
+        keep, keep_best: how many of the newest to keep, and of those with the best `metric`.
+        every, end: steps between two regular checkpoints; the last step, which is regular too.
         metric: the task's, by which checkpoints are ranked; without one none is the best.
     """
 
@@ -105,11 +103,8 @@ class Checkpoints:
     def best(self, count: int, steps: Sequence[int] | None = None) -> list[int]:
         """Returns the steps of the regular checkpoints with the best `metric`; newer wins a tie.
 
-        A checkpoint that was not validated, or whose value is not a number, is none of them.
-
-        Args:
-            count: how many.
-            steps: to choose from; None means all.
+        One that was not validated, or whose value is not a number, is none of them. `steps` are
+        those to choose from; None means all.
         """
         if self.metric is None:
             return []
@@ -182,10 +177,8 @@ class Checkpoints:
 
         Args:
             model: gives the weights, the states of dropout and the optimizer.
-            step: updates so far.
-            metrics: of the dev set at this step.
-            average_weights: moving averages by the weight's path.
-            extra: other variables by name.
+            step, metrics: updates so far, and the metrics of the dev set then.
+            average_weights, extra: moving averages by the weight's path; other variables by name.
 
         Raises:
             InputError: a weight is not finite, or the disk full; the earlier checkpoints stay.

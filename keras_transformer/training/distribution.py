@@ -107,9 +107,8 @@ def distributed(
 def auto_precision() -> str:
     """Returns the policy that `precision=auto` means here: the fastest that trains as well.
 
-    On GPUs it follows from the compute capability of the oldest one: bfloat16 from 8.0 on, float16,
-    with loss scaling, for 7.x, else float32. Processors without instructions for bfloat16 are
-    slower in it than in float32: 0.7 of its rate with AVX2.
+    On GPUs it follows from the compute capability of the oldest one. Processors without
+    instructions for bfloat16 are slower in it than in float32: 0.7 of its rate with AVX2.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:

@@ -116,7 +116,7 @@ class RunConfigs(NamedTuple):
         may_change = {
             name
             for config in (DataConfig, TrainingConfig)
-            for name in config.fields_with(may_change="always")
+            for name in config.fields_with(may_change=True)
         }
         if self.training.schedule in ("cosine", "linear"):  # which end at the last step
             may_change.discard("train_steps")
@@ -147,8 +147,7 @@ class RunConfigs(NamedTuple):
 def new_configs(options: Options) -> RunConfigs:
     """Returns the configurations of a new run, as if its vocabularies had the sizes asked for.
 
-    Raises:
-        InputError: an option is unknown or out of range, or cannot be combined with another.
+    Raises `InputError` if an option is unknown or out of range, or cannot be combined with another.
     """
     _check_names(options)
     task_type = get_task(options.get("task", DEFAULT_TASK))
@@ -161,15 +160,12 @@ def new_configs(options: Options) -> RunConfigs:
 def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunConfigs:
     """Returns the configurations of a new run that starts from a checkpoint of another one.
 
-    Model and vocabularies are those of the other run, except for dropout rates.
+    Model and vocabularies are those of the other run, except for dropout rates: an option that
+    changes them is an `InputError`, and so are options that name no data.
 
     Args:
-        origin: the configurations of the other run.
-        path: of that run or its checkpoint; absolute.
+        origin, path: the configurations of the other run, and its absolute path or name.
         options: of the new run.
-
-    Raises:
-        InputError: an option changes the model or the vocabularies, or none names data.
     """
     _check_names(options)
     if not names_data(options):
@@ -212,9 +208,7 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
 def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
     """Returns the configurations of a run with other values for some options.
 
-    Raises:
-        InputError: an option is unknown or out of range, cannot be combined with another, or
-            differs from the run's although its field may not change.
+    Raises `InputError` as `new_configs` does, and for a value that the run may not change.
     """
     _check_names(options)
     config, task = type(configs.model), configs.task

@@ -38,6 +38,7 @@ from keras_transformer.data import (
 from keras_transformer.errors import InputError
 from keras_transformer.host import noted_signals
 from keras_transformer.models import Seq2SeqModel, build_model
+from keras_transformer.tasks import VALIDATION_METRICS
 from keras_transformer.training.distribution import (
     distributed,
     num_workers,
@@ -150,7 +151,7 @@ class Trainer:
     ) -> None:
         self.run, self.strategy = run, strategy
         self.configs, self.checkpoints = run.configs(), run.checkpoints()
-        self.task, self.training = self.configs.task, self.configs.training
+        self.training = self.configs.training
         self._is_chief = worker_index(strategy) == 0
         keras.utils.set_random_seed(self.training.seed)
         with strategy.scope():
@@ -193,7 +194,12 @@ class Trainer:
             return
         max_shapes = self._keep_what_batches_follow_from(corpus, devs)
         batches, shapes = self._batches(corpus, max_shapes)
-        validation = self._validation(devs) if devs else None
+        validation = None
+        if devs:
+            vocabularies, average = self.run.vocabularies(), self.weight_average
+            validation = Validation(
+                self.model, devs, vocabularies, self.configs, self.usual_shapes, average
+            )
         log = TrainingLog(
             self.run,
             self.model,
@@ -298,12 +304,6 @@ class Trainer:
         )
         return batches, shapes
 
-    def _validation(self, devs: Sequence[ParallelText]) -> Validation:
-        vocabularies = self.run.vocabularies()
-        return Validation(
-            self.model, devs, vocabularies, self.configs, self.usual_shapes, self.weight_average
-        )
-
     def _save(self, dev_metrics: Mapping[str, float]) -> None:
         if self._is_chief:
             self.checkpoints.save(self.model, self.step, metrics=dev_metrics, **self._state)
@@ -319,9 +319,9 @@ class Trainer:
                 self.checkpoints.save_weights(self.model)
 
     def _decisive(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Returns the values of the first dev set, which are stored with a checkpoint."""
-        names = {name for name in values if name.startswith("val_")} | {self.task.metric.name}
-        return {name: values[name] for name in values if name in names}
+        """Returns the metrics of the first dev set, which are stored with a checkpoint."""
+        names = [metric.name for metric in (*VALIDATION_METRICS, self.configs.task.metric)]
+        return {name: values[name] for name in names if name in values}
 
     def _check_bad_steps(self) -> None:
         """Raises `InputError` if update after update is skipped, since no gradient is finite."""
