@@ -113,12 +113,11 @@ _DIM = flags.DEFINE_integer("model_dim", 512, "Model dimension d of layers.", lo
 _WINDOW = flags.DEFINE_integer("window", 65, "Positions r that restricted self-attention sees.")
 _AOT_PYTHON = command_flags.define_path(
     "aot_python",
-    None,
     "Python of an environment with the extra aot, which compiles for a GPU (gpu_program). Default: "
     "the one that runs this.",
 )
 _JSON = command_flags.define_path(
-    "json", None, "Also write the rows to this file, with machine and versions."
+    "json", "Also write the rows to this file, with machine and versions."
 )
 
 
@@ -151,7 +150,7 @@ def main(arguments: list[str]) -> None:
                 f"--{holder.name} cannot be combined with {arguments[0]}; remove the flag"
             )
     _check_choices(_PRESETS, list(ModelConfig.presets()))
-    common.check_outputs([_JSON], [_RUN_DIR.value, _SENTENCES.value])
+    common.check_output(_JSON.value, [_SENTENCES.value])
     if _DEVICE.value == "gpu" and _device() == "cpu":
         raise InputError("--device=gpu needs an NVIDIA driver, which this machine does not have")
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # GPUs are for the engines

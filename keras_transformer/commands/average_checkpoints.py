@@ -11,7 +11,7 @@ from absl import flags
 from keras_transformer.commands import command_flags, common
 from keras_transformer.errors import InputError
 
-_RUN_DIR = command_flags.define_path("run_dir", None, "Directory of a training run.", required=True)
+_RUN_DIR = command_flags.define_path("run_dir", "Directory of a training run.", required=True)
 _LAST = flags.DEFINE_integer(
     "last",
     None,
@@ -22,7 +22,7 @@ _LAST = flags.DEFINE_integer(
 
 
 def main(arguments: list[str]) -> None:
-    common.refuse_arguments(arguments)
+    common.reject_arguments(arguments)
     common.load_tensorflow()
     from keras_transformer.models import build_model
     from keras_transformer.training.run import RunDirectory

@@ -1,4 +1,4 @@
-"""What the commands share: loading of TensorFlow and models, checks of files."""
+"""What commands share: loading of TensorFlow and models, remarks on lines, checks of outputs."""
 
 import contextlib
 import os
@@ -8,8 +8,6 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from absl import flags
 
 from keras_transformer.config import split_list
 from keras_transformer.errors import InputError, check_backend, needs_extra
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
     from keras_transformer.training.run import RunDirectory
 
 
-def load_tensorflow(*, one_dnn: bool = True, with_keras: bool = True) -> bool:
+def load_tensorflow(*, one_dnn: bool = True) -> bool:
     """Imports TensorFlow without the lines about the machine that it prints at start.
 
     Its errors are raised as exceptions too, so that nothing is lost with its log. Before that,
@@ -31,12 +29,11 @@ def load_tensorflow(*, one_dnn: bool = True, with_keras: bool = True) -> bool:
         one_dnn: whether it uses oneDNN on CPUs, unless the environment says. oneDNN sets up its
             kernels again for every shape, and the shapes of decoding change from step to step:
             decoding in float32 takes a third longer with it.
-        with_keras: whether the command uses Keras, whose backend must then be TensorFlow.
 
     Raises:
         InputError: Keras has another backend.
     """
-    if with_keras and os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
+    if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
         check_backend()  # first, since PyTorch crashes when it is imported after TensorFlow
     keeps_memory = keep_freed_memory()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -50,10 +47,6 @@ def load_tensorflow(*, one_dnn: bool = True, with_keras: bool = True) -> bool:
             import tensorflow as tf
 
             tf.config.list_physical_devices()  # looks for a GPU, loudly where there is none
-        except Exception:
-            sink.seek(0)
-            os.write(saved, sink.read())
-            raise
         finally:
             os.dup2(saved, 2)
             os.close(saved)
@@ -73,12 +66,6 @@ def task_of(card: Mapping[str, Any]) -> "Task":
         options = dict(run["task"])
         return get_task(options.pop("name")).from_dict(options)
     return TranslationTask()
-
-
-def check_model_flags() -> None:
-    """Raises `InputError` for flags that --model excludes."""
-    if flags.FLAGS["model"].value is not None and flags.FLAGS["checkpoint"].present:
-        raise InputError("--checkpoint cannot be combined with --model; remove it")
 
 
 @contextlib.contextmanager
@@ -194,7 +181,7 @@ def load_matplotlib() -> None:
     matplotlib.use("Agg")  # needs no screen
 
 
-def refuse_arguments(arguments: list[str]) -> None:
+def reject_arguments(arguments: list[str]) -> None:
     """Raises `InputError` where a command that takes flags only got something else."""
     if arguments:
         raise InputError(
@@ -202,52 +189,20 @@ def refuse_arguments(arguments: list[str]) -> None:
         )
 
 
-def check_outputs(
-    outputs: Sequence["flags.FlagHolder[Any] | flags.Flag[Any]"],
-    inputs: Iterable[str | None] = (),
-) -> None:
+def check_output(path: str | None, inputs: Iterable[str | None] = ()) -> None:
     """Raises `InputError`, before long work, where a result could not be written.
 
-    Nor may it replace another result or what the command reads, standard input included.
+    Nor may it replace a file that the command reads.
 
     Args:
-        outputs: flags that name the files to write, None for those that are not written.
-        inputs: files, runs and exports that the command reads, or lists of them.
+        path: the file to write, if any.
+        inputs: files that the command reads, or lists of them.
     """
-    read = {os.path.realpath(path) for value in inputs if value for path in _files_in(value)}
-    if sys.stdin is not None:
-        with contextlib.suppress(OSError, ValueError):  # it is no file
-            read.add(os.path.realpath(f"/dev/fd/{sys.stdin.fileno()}"))
-    written: dict[str, str] = {}
-    for holder in outputs:
-        if not holder.value:
-            continue
-        path = pathlib.Path(holder.value)
-        check_output(path)
-        if path.is_file() and os.path.realpath(path) in read:
-            raise InputError(f"{path} is read and would be replaced; give another path to write to")
-        other = written.setdefault(os.path.realpath(path), holder.name)
-        if other != holder.name:
-            raise InputError(f"--{other} and --{holder.name} are one file; give another path")
-
-
-def check_output(path: pathlib.Path) -> None:
-    """Raises `InputError` where a file could not be written."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder; give the name of a file in it")
-    if not path.parent.is_dir():
-        raise InputError(f"the folder {path.parent} does not exist; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError(f"{path} may not be written to; give another path")
-
-
-def _files_in(paths: str) -> Iterator[pathlib.Path]:
-    """Yields each path of a list, and the files of the runs and exports among them."""
-    for entry in {paths, *split_list(paths)}:
-        path = pathlib.Path(os.path.expanduser(entry))
-        yield path
-        if (path / "config.json").is_file():
-            for pattern in ("*.json*", "*.model", "checkpoints/*", "tokens/**/*"):
-                yield from path.glob(pattern)
-        elif (path / "saved_model.pb").is_file():
-            yield from path.rglob("*")
+    if path is None:
+        return
+    target = pathlib.Path(path)
+    if target.is_dir() or not target.parent.is_dir():
+        raise InputError(f"{path} cannot be written; give the name of a file in an existing folder")
+    read = [file for names in inputs if names for file in split_list(names)]
+    if target.exists() and any(target.samefile(file) for file in read if os.path.exists(file)):
+        raise InputError(f"{path} is read and would be replaced; give another path to write to")

@@ -10,18 +10,17 @@ by chance in the choice of the test sentences. They do not cover the choice of t
 """
 
 import json
-import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from keras_transformer.commands import command_flags, common
-from keras_transformer.commands.test_set import TestSetFlags, digest
+from keras_transformer.commands.evaluation_set import EvaluationSet, digest
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.host import machine, package_versions
-from keras_transformer.tasks import Task
+from keras_transformer.tasks import Task, warn_of_normalization
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
 
     Runs = dict[str, tuple[RunDirectory, str]]  # each with the full name of a checkpoint
 
-_TEST_SET = TestSetFlags.define()
+_TEST_SET = EvaluationSet.define()
 _JSON = flags.DEFINE_boolean(
     "json", False, "Print one JSON object with all values, the test set's SHA-256 and versions."
 )
 _PLOT = command_flags.define_path(
-    "plot", None, "Also plot loss and dev metric against updates, a .png, .pdf or .svg file."
+    "plot", "Also plot loss and dev metric against updates, a .png, .pdf or .svg file."
 )
 command_flags.define_flags(SearchConfig)
 command_flags.define_task_options()
@@ -45,90 +44,77 @@ _Record = dict[str, Any]
 def main(arguments: list[str]) -> None:
     if len(set(arguments)) < 2 or len(set(arguments)) < len(arguments):
         raise InputError("name two or more different runs, for example: compare runs/a runs/b")
+    common.print_warnings()
     _TEST_SET.check()
-    search_options = command_flags.given_flags(SearchConfig)
-    check_options(search_options)  # reports a wrong value before loading
+    common.check_output(_PLOT.value)
+    search = command_flags.given_flags(SearchConfig)
+    check_options(search)  # reports a wrong value before loading
     if _PLOT.value is not None:
-        common.check_outputs([_PLOT], arguments)
         common.load_matplotlib()
     common.load_tensorflow(one_dnn=False)
     runs = _find_runs(arguments)
-    task = _task(runs)
-    text = _TEST_SET.read(task) or _shared_test_set(runs, task)
+    tasks = {
+        name: command_flags.with_given_options(run.configs().task)
+        for name, (run, _) in runs.items()
+    }
+    first = tasks[arguments[0]]
+    _check_measures(tasks)
+    text = _TEST_SET.read(first) or _shared_test_set(runs, first)
     records, outputs = {}, {}
-    for name, (run, checkpoint) in runs.items():
-        records[name], outputs[name] = _translate(run, checkpoint, task, text, search_options)
-    for name, scores in task.compare(outputs, text.target, text.source).items():
+    for name, run in runs.items():
+        records[name], outputs[name] = _translate(*run, tasks[name], text, search)
+    for name, scores in _compare(tasks, outputs, text).items():
         records[name] |= scores
     if _PLOT.value is not None:
-        _plot(runs, task, _PLOT.value)
+        _plot(runs, first, _PLOT.value)
+    differences = _differences(runs, tasks, records)
     if _JSON.value:
-        print(
-            json.dumps(
-                {
-                    "baseline": arguments[0],
-                    "runs": records,
-                    "differences": _differences(runs),
-                    "sentences": len(text.source),
-                    "test_set_sha256": digest(text),
-                    "versions": package_versions(),
-                    "machine": machine(),
-                }
-            )
-        )
+        values = {
+            "baseline": arguments[0],
+            "runs": records,
+            "differences": differences,
+            "sentences": len(text.source),
+            "test_set_sha256": digest(text),
+            "versions": package_versions(),
+            "machine": machine(),
+        }
+        print(json.dumps(values))
         return
-    _print_table(records, task)
+    _print_table(records, first)
     print(f"sentences: {len(text.source):,}")
-    if differences := _differences(runs):
+    if differences:
         print(f"settings that differ: {', '.join(differences)}")
 
 
 def _find_runs(paths: list[str]) -> "Runs":
     from keras_transformer.training.run import RunDirectory
 
-    runs = {}
-    names: dict[tuple[pathlib.Path, str], str] = {}
+    runs: Runs = {}
     for path in paths:
         run, checkpoint = RunDirectory.of_checkpoint(path)
         run.configs()  # raises where there is no run
         runs[path] = run, run.checkpoints().find(checkpoint)
-        first = names.setdefault((run.path.resolve(), runs[path][1]), path)
-        if first != path:
-            raise InputError(f"{path} and {first} are one checkpoint; name different ones")
+    if len({(run.path.resolve(), checkpoint) for run, checkpoint in runs.values()}) < len(runs):
+        raise InputError(f"{', '.join(paths)} name one checkpoint twice; name different ones")
     return runs
 
 
-def _differences(runs: "Runs") -> dict[str, dict[str, Any]]:
-    """Returns the settings of model, data and training that differ, with the value of each run."""
-    settings: dict[str, _Record] = {}
-    for name, (run, _) in runs.items():
-        values = run.configs().to_dict()
-        parts = [values[part] or {} for part in ("model", "data", "training")]
-        settings[name] = {key: value for part in parts for key, value in part.items()}
-    names = dict.fromkeys(key for values in settings.values() for key in values)
-    columns = {key: {name: values.get(key) for name, values in settings.items()} for key in names}
-    return {
-        key: values
-        for key, values in columns.items()
-        if any(value != next(iter(values.values())) for value in values.values())
-    }
+def _check_measures(tasks: dict[str, Task]) -> None:
+    """Raises `InputError` if runs would be measured differently.
 
-
-def _task(runs: "Runs") -> Task:
-    """Returns the task of the runs; `InputError` if they measure differently."""
-    tasks = {name: run.configs().task for name, (run, _) in runs.items()}
+    Options that a model has learned may differ: each run decodes with its own.
+    """
     (first, task), *others = tasks.items()
-    changes = command_flags.given_flags(type(task))
+    learned = task.fields_with(is_learned=True)
     for name, other in others:
         if type(other) is not type(task):
             raise InputError(f"{first} is of task {task.name}, and {name} of task {other.name}")
         for option, value in other.to_dict().items():
-            if option not in changes and value != getattr(task, option):
+            if option not in learned and value != getattr(task, option):
                 raise InputError(
                     f"{option} is {getattr(task, option)} in {first} and {value} in {name}; give "
                     f"--{option}"
                 )
-    return task.replace(**changes)
 
 
 def _shared_test_set(runs: "Runs", task: Task) -> "ParallelText":
@@ -156,6 +142,7 @@ def _translate(
 
     search = run.configs()._replace(task=task).search_config(search_options)
     model, source, target = common.load_translator([(run, checkpoint)])
+    warn_of_normalization(text.target, target)
     translator = ModelTranslator(model, source, target, search, task=task)
     results = _TEST_SET.translate(translator, text.source)
     outputs = task.postprocess([best.text for best in results], text.source)
@@ -167,6 +154,43 @@ def _translate(
         "search": search.to_dict(),
     }
     return record, outputs
+
+
+def _compare(
+    tasks: dict[str, Task], outputs: dict[str, list[str]], text: "ParallelText"
+) -> dict[str, _Record]:
+    """Returns the scores of each run."""
+    first = next(iter(tasks.values()))
+    if all(task == first for task in tasks.values()):
+        return first.compare(outputs, text.target, text.source)
+    return {
+        name: task.evaluate(outputs[name], text.target, text.source) for name, task in tasks.items()
+    }
+
+
+def _differences(
+    runs: "Runs", tasks: dict[str, Task], records: dict[str, _Record]
+) -> dict[str, dict[str, Any]]:
+    """Returns the settings that differ, with the value of each run.
+
+    They are those of model, data, training, task and search, and the run that it started from.
+    """
+    settings: dict[str, _Record] = {}
+    for name, (run, _) in runs.items():
+        configs = run.configs()
+        values = configs.to_dict()
+        parts = [values[part] or {} for part in ("model", "data", "training")]
+        search = {f"search.{key}": value for key, value in records[name]["search"].items()}
+        parts += [tasks[name].to_dict(), search]
+        settings[name] = {key: value for part in parts for key, value in part.items()}
+        settings[name]["start_from"] = configs.origin.get("start_from")
+    names = dict.fromkeys(key for values in settings.values() for key in values)
+    columns = {key: {name: values.get(key) for name, values in settings.items()} for key in names}
+    return {
+        key: values
+        for key, values in columns.items()
+        if any(value != next(iter(values.values())) for value in values.values())
+    }
 
 
 def _print_table(records: dict[str, _Record], task: Task) -> None:
@@ -192,9 +216,8 @@ def _print_table(records: dict[str, _Record], task: Task) -> None:
         rows.append(row)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        print(
-            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
+        cells = (f"{cell:{width}}" for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
     if is_translation:
         print(f"p: of the difference from {rows[1][0]}; ±: 95 % confidence, both by bootstrap")
         print(next(iter(records.values()))["bleu_signature"])

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from keras_transformer.commands import command_flags, common
-from keras_transformer.commands.test_set import TestSetFlags, digest
+from keras_transformer.commands.evaluation_set import EvaluationSet, digest
 from keras_transformer.config import DataConfig, SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
 from keras_transformer.host import machine, package_versions
-from keras_transformer.tasks import Task, get_task, registered_tasks
+from keras_transformer.tasks import Task, get_task, registered_tasks, warn_of_normalization
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 _RUN_DIR = command_flags.define_run_dirs_flag()
 _MODEL = command_flags.define_model_flag()
 _ANSWERS = command_flags.define_path(
-    "answers", None, "File of outputs to score, instead of those of a model."
+    "answers", "File of outputs to score, instead of those of a model."
 )
 _TASK = flags.DEFINE_enum(
     "task", "translation", registered_tasks(), "Task of --answers; a run has its own."
 )
 _CHECKPOINT = command_flags.define_checkpoint_flag()
-_TEST_SET = TestSetFlags.define()
-_OUTPUT = command_flags.define_path("output", None, "Write the translations to this file.")
+_TEST_SET = EvaluationSet.define()
+_OUTPUT = command_flags.define_path("output", "Write the translations to this file.")
 _EACH = command_flags.define_path(
-    "each", None, "Write the scores of each sentence to this file, tab-separated."
+    "each", "Write the scores of each sentence to this file, tab-separated."
 )
 _JSON = flags.DEFINE_boolean(
     "json",
     False,
-    "Print one JSON object: metrics with 95 % intervals, date, commit, SHA-256 of "
+    "Print one JSON object: metrics with 95 % intervals, date, SHA-256 of "
     "checkpoint (as of `cat average.*`) and test set, settings of model, training and "
     "search, updates and tokens seen, versions, machine.",
 )
@@ -55,34 +55,37 @@ command_flags.define_task_options()
 
 
 def main(arguments: list[str]) -> None:
-    common.refuse_arguments(arguments)
+    common.reject_arguments(arguments)
+    common.print_warnings()
     if [_RUN_DIR.value, _MODEL.value, _ANSWERS.value].count(None) != 2:
         raise InputError("give --run_dir, --model or --answers, one of the three")
     _TEST_SET.check()
-    _reject_unused_flags()
-    common.check_model_flags()
-    sources = (_TEST_SET.source, _TEST_SET.target, _TEST_SET.file)
-    inputs = [flag.value for flag in (_RUN_DIR, _MODEL, _ANSWERS, *sources)]
-    common.check_outputs([_OUTPUT, _EACH], inputs)
+    inputs = [_ANSWERS.value, _TEST_SET.source.value, _TEST_SET.target.value, _TEST_SET.file.value]
+    for output in (_OUTPUT, _EACH):
+        common.check_output(output.value, inputs)
+    search = command_flags.given_flags(SearchConfig)
     if _ANSWERS.value:
+        unused = ["checkpoint", "batch_size", *search]
+        command_flags.reject_given(unused, "cannot be combined with --answers")
         evaluated = _read_answers(_ANSWERS.value)
     else:
-        search_options = command_flags.given_flags(SearchConfig)
-        check_options(search_options)  # reports a wrong value before loading
+        command_flags.reject_given(["task"], "is for --answers; a run has its own task")
+        if _MODEL.value is not None:
+            command_flags.reject_given(["checkpoint"], "cannot be combined with --model")
+        check_options(search)  # reports a wrong value before loading
         common.load_tensorflow(one_dnn=False)
         with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
-            evaluated = _answer(run_dirs, search_options)
+            evaluated = _answer(run_dirs, search)
     task, text, n_best, made_by = evaluated
     outputs = [best for best, *_ in n_best]
     if _OUTPUT.value is not None:
-        write_atomically(
-            _OUTPUT.value, "".join(replace_control_characters(line) + "\n" for line in outputs)
-        )
+        lines = (replace_control_characters(line) + "\n" for line in outputs)
+        write_atomically(_OUTPUT.value, "".join(lines))
     if _EACH.value is not None:
         rows = task.evaluate_each(outputs, text.target, text.source)
-        lines = [list(rows[0]), *(list(map(str, row.values())) for row in rows)]
-        text_of_rows = ("\t".join(map(replace_control_characters, line)) + "\n" for line in lines)
-        write_atomically(_EACH.value, "".join(text_of_rows))
+        table = [list(rows[0]), *(list(map(str, row.values())) for row in rows)]
+        lines = ("\t".join(map(replace_control_characters, row)) + "\n" for row in table)
+        write_atomically(_EACH.value, "".join(lines))
     metrics = task.evaluate(outputs, text.target, text.source)
     n_best_scores: dict[str, Any] = {}
     if any(len(answers) > 1 for answers in n_best):
@@ -91,8 +94,8 @@ def main(arguments: list[str]) -> None:
     if _JSON.value:
         intervals = task.intervals(outputs, text.target, text.source)
         record = {**metrics, **n_best_scores, "intervals_95": intervals}
-        record |= {"sentences": len(outputs), **made_by}
-        print(json.dumps(record | {"test_set_sha256": digest(text)}))
+        record |= {"sentences": len(outputs), **made_by, "test_set_sha256": digest(text)}
+        print(json.dumps(record))
         return
     checkpoint = {"checkpoint": made_by["checkpoint"]} if made_by else {}
     shown = {**checkpoint, "sentences": f"{len(outputs):,}", **task.report(metrics)}
@@ -103,54 +106,34 @@ def main(arguments: list[str]) -> None:
         print(f"{label:{width}}  {value}")
 
 
-def _reject_unused_flags() -> None:
-    """Raises `InputError` for a flag that --run_dir, --model or --answers does not read."""
-    if _ANSWERS.value is None:
-        option, names = "run_dir" if _MODEL.value is None else "model", ["task"]
-    else:
-        search_flags = command_flags.given_flags(SearchConfig)
-        option, names = "answers", ["checkpoint", "batch_size", *search_flags]
-    for name in names:
-        if flags.FLAGS[name].present:
-            raise InputError(f"--{name} cannot be combined with --{option}; remove it")
-
-
 def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
-    """Translates the test set with the models of runs.
-
-    Args:
-        run_dirs: separated by commas.
-        search_options: search options.
-    """
+    """Translates the test set with the models of runs, whose folders are separated by commas."""
     from keras_transformer.inference import ModelTranslator
     from keras_transformer.training.metrics import training_cost
     from keras_transformer.training.prepare import read_test_text
 
     checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     configs = checkpoints[0][0].configs()
-    options = command_flags.given_flags(type(configs.task))
-    for name in options.keys() & set(configs.task.fields_with(is_learned=True)):
-        raise InputError(
-            f"--{name} is fixed at training; the run has {getattr(configs.task, name)}; remove it"
-        )
-    task = configs.task.replace(**options)
+    task = command_flags.with_given_options(configs.task)
     text = _TEST_SET.read(task) or read_test_text(configs.required_data, task=task)
     if configs.data is not None:
-        names = DataConfig.fields_with(is_path=True)
-        common.check_outputs([_OUTPUT, _EACH], [getattr(configs.data, name) for name in names])
+        paths = [getattr(configs.data, name) for name in DataConfig.fields_with(is_path=True)]
+        for output in (_OUTPUT, _EACH):
+            common.check_output(output.value, paths)
     search = configs._replace(task=task).search_config(search_options)
-    translator = ModelTranslator(*common.load_translator(checkpoints), search, task=task)
+    model, source_vocabulary, vocabulary = common.load_translator(checkpoints)
+    warn_of_normalization(text.target, vocabulary)
+    translator = ModelTranslator(model, source_vocabulary, vocabulary, search, task=task)
     results = _TEST_SET.translate(translator, text.source)
     n_best = []
     for best, source in zip(results, text.source, strict=True):
         texts = list(map(str, (best, *best.alternatives)))
         n_best.append(task.postprocess(texts, [source] * len(texts)))
-    settings = configs.to_dict()
     made_by = {
         "date": datetime.date.today().isoformat(),
         "checkpoint": _MODEL.value or ",".join(name for _, name in checkpoints),
         "checkpoint_sha256": [run.checkpoints().digest(name) for run, name in checkpoints],
-        "model": settings["model"],
+        "model": configs.to_dict()["model"],
         "training": [run.configs().training.to_dict() for run, _ in checkpoints],
         "cost": [training_cost(run.metrics_path, name) for run, name in checkpoints],
         "search": dataclasses.asdict(search),

@@ -12,7 +12,7 @@ type; Ctrl-C ends it.
 import io
 import json
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -26,22 +26,21 @@ if TYPE_CHECKING:
     from keras_transformer.explorer.views import Inspector, View
 
 _RUN_DIR = command_flags.define_path(
-    "run_dir", None, "Directory of a training run. Several, separated by commas, are compared."
+    "run_dir", "Directory of a training run. Several, separated by commas, are compared."
 )
 _MODEL = command_flags.define_model_flag()
 _SAVED_MODEL = command_flags.define_path(
     "saved_model",
-    None,
     "Exported version, or several separated by commas, with or without --run_dir. Shows "
     "the mean of the last layer's heads only.",
 )
 _CHECKPOINT = command_flags.define_checkpoint_flag()
-_OUTPUT = command_flags.define_path("output", None, "Write a page, an .html file.")
+_OUTPUT = command_flags.define_path("output", "Write a page, an .html file.")
 _PNG = command_flags.define_path(
-    "png", None, "Write a figure of one sentence and one model, a .png, .pdf or .svg file."
+    "png", "Write a figure of one sentence and one model, a .png, .pdf or .svg file."
 )
 _BERTVIZ = command_flags.define_path(
-    "bertviz", None, "Write BertViz's attn_data, a .json file, of one sentence and one model."
+    "bertviz", "Write BertViz's attn_data, a .json file, of one sentence and one model."
 )
 _ATTENTION = flags.DEFINE_enum(
     "attention",
@@ -64,33 +63,28 @@ def main(arguments: list[str]) -> None:
     outputs = [path for path in (_OUTPUT.value, _PNG.value, _BERTVIZ.value) if path]
     if all(flag.value is None for flag in (_RUN_DIR, _MODEL, _SAVED_MODEL)):
         raise InputError("give --run_dir, --model or --saved_model")
-    if _RUN_DIR.value is not None and _MODEL.value is not None:
-        raise InputError("give either --run_dir or --model")
-    common.check_model_flags()
+    if _MODEL.value is not None:
+        command_flags.reject_given(["run_dir", "checkpoint"], "cannot be combined with --model")
     if _SERVE.value == bool(outputs) or _SERVE.value == bool(arguments):
         raise InputError(
             'give sentences and --output=page.html, for example: explore --run_dir=... "A man '
             'rides a horse." --output=page.html; or --serve alone'
         )
-    for name in ("attention", "layer"):
-        if flags.FLAGS[name].present and not _PNG.value:
-            raise InputError(f"--{name} needs --png; give that too, or remove --{name}")
-    if flags.FLAGS["port"].present and not _SERVE.value:
-        raise InputError("--port needs --serve; give that too, or remove --port")
-    inputs = [_RUN_DIR.value, _MODEL.value, _SAVED_MODEL.value]
-    common.check_outputs([_OUTPUT, _PNG, _BERTVIZ], inputs)
+    if not _PNG.value:
+        command_flags.reject_given(["attention", "layer"], "needs --png")
     if _PNG.value and _figure_format() not in ("png", "pdf", "svg"):
         raise InputError(f"--png must be a .png, .pdf or .svg file, got {_PNG.value}")
+    for path in outputs:
+        common.check_output(path)
     for sentence in arguments:
         check_unicode("a sentence", sentence)
+    search = command_flags.given_flags(SearchConfig)
+    if _RUN_DIR.value is None and _MODEL.value is None:
+        command_flags.reject_given(["checkpoint", *search], "was fixed when exported")
     if _PNG.value:
         common.load_matplotlib()
-    if _RUN_DIR.value is None and _MODEL.value is None:
-        for name in ("checkpoint", *command_flags.given_flags(SearchConfig)):
-            if flags.FLAGS[name].present:
-                raise InputError(f"--{name} was fixed when the model was exported; remove it")
     common.load_tensorflow(one_dnn=False)
-    inspectors = _inspectors()
+    inspectors = _inspectors(search)
     if len(set(arguments)) * len(inspectors) > 1 and (_PNG.value or _BERTVIZ.value):
         raise InputError("--png and --bertviz take one sentence and one model")
     if _SERVE.value:
@@ -104,12 +98,11 @@ def _figure_format() -> str:
     return pathlib.Path(_PNG.value or "").suffix.lower().removeprefix(".")
 
 
-def _inspectors() -> "list[Inspector]":
+def _inspectors(search: dict[str, Any]) -> "list[Inspector]":
     from keras_transformer.explorer.views import inspect_export, inspect_model
     from keras_transformer.serving.export import load_exported
 
     inspectors = []
-    search = command_flags.given_flags(SearchConfig)
     with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
         checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value) if run_dirs else []
         for run, checkpoint in checkpoints:
@@ -160,12 +153,7 @@ def _write(views: "list[View]") -> None:
 def _serve(inspectors: "list[Inspector]") -> None:
     from keras_transformer.explorer.page import ExplorerServer
 
-    try:
-        server = ExplorerServer(inspectors, _PORT.value)
-    except OSError as error:
-        raise InputError(
-            f"--port={_PORT.value} cannot be used ({error.strerror}); give another, or 0 for any"
-        ) from error
+    server = ExplorerServer(inspectors, _PORT.value)
     with server:
         print(f"Open http://localhost:{server.server_port}; Ctrl-C ends.", flush=True)
         server.serve_forever()

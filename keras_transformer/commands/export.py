@@ -8,7 +8,7 @@ keras-transformer export --run_dir=runs/numbers --export_dir=exports/hf --format
 
 import functools
 import pathlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _RUN_DIR = command_flags.define_run_dirs_flag()
 _MODEL = command_flags.define_model_flag()
 _EXPORT_DIR = command_flags.define_path(
-    "export_dir", None, "The model's folder, which gets a folder for each version.", required=True
+    "export_dir", "The model's folder, which gets a folder for each version.", required=True
 )
 _VERSION = flags.DEFINE_integer("model_version", None, "Version to write. Default: the next one.")
 _NAME = flags.DEFINE_string(
@@ -45,7 +45,6 @@ _QUANTIZATION = flags.DEFINE_string(
 )
 _WARM_UP_FILE = command_flags.define_path(
     "warm_up_file",
-    None,
     "Sentences, one a line, with which the export is checked and the server warmed up; the "
     "export contains them. Default: text generated from the vocabulary.",
 )
@@ -84,20 +83,17 @@ command_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
-    common.refuse_arguments(arguments)
-    search_options = command_flags.given_flags(SearchConfig)
-    check_options(search_options)  # reports a wrong value before loading
-    _check_combinations(search_options)
+    common.reject_arguments(arguments)
+    search = command_flags.given_flags(SearchConfig)
+    check_options(search)  # reports a wrong value before loading
+    _check_combinations(search)
     common.load_tensorflow()
-
     with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
         checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
-        if _FORMAT.value == "ctranslate2":
-            path = _export_ctranslate2(checkpoints)
-        elif _FORMAT.value == "transformers":
-            path = _export_transformers(checkpoints)
+        if _FORMAT.value == "saved_model":
+            path = _export_saved_model(checkpoints, search)
         else:
-            path = _export_saved_model(checkpoints, search_options)
+            path = _export_to_toolkit(checkpoints)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     name = _MODEL.value or f"checkpoint {','.join(name for _, name in checkpoints)}"
     print(f"Exported {name} to {path} ({size / 1e6:.1f} MB).")
@@ -107,20 +103,18 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
     """Raises `InputError` for a flag that another one makes useless."""
     if (_RUN_DIR.value is None) == (_MODEL.value is None):
         raise InputError("give either --run_dir or --model, what to export")
-    common.check_model_flags()
-    format = f"--format={_FORMAT.value}"
-    useless = {} if _FORMAT.value == "ctranslate2" else {"quantization": format}
+    if _MODEL.value is not None:
+        command_flags.reject_given(["checkpoint"], "cannot be combined with --model")
+    reason = f"cannot be combined with --format={_FORMAT.value}"
+    if _FORMAT.value != "ctranslate2":
+        command_flags.reject_given(["quantization"], reason)
     if _FORMAT.value != "saved_model":
-        names = ["name", "warm_up_file", "check_timeout", "details", "precision"]
-        names += ["xla", "xla_lengths"]
-        useless |= dict.fromkeys([*names, *search_flags], format)
+        names = ["name", "warm_up_file", "check_timeout", "details", "precision", "xla"]
+        command_flags.reject_given([*names, "xla_lengths", *search_flags], reason)
     elif not _XLA.value:
-        useless["xla_lengths"] = "--noxla"
-    elif _DETAILS.value:
-        useless["details"] = "--xla"
-    for name, other in useless.items():
-        if flags.FLAGS[name].present:
-            raise InputError(f"--{name} cannot be combined with {other}; remove it")
+        command_flags.reject_given(["xla_lengths"], "needs --xla")
+    else:
+        command_flags.reject_given(["details"], "cannot be combined with --xla")
 
 
 def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, Any]) -> pathlib.Path:
@@ -148,31 +142,22 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
     return path
 
 
-def _export_ctranslate2(checkpoints: "Checkpoints") -> pathlib.Path:
-    from keras_transformer.interop.ctranslate2 import export_ctranslate2
+def _export_to_toolkit(checkpoints: "Checkpoints") -> pathlib.Path:
+    base = pathlib.Path(_EXPORT_DIR.value)
+    models = common.load_translator(checkpoints)
+    if _FORMAT.value == "ctranslate2":
+        from keras_transformer.interop.ctranslate2 import export_ctranslate2
 
-    path = _version_folder("CTranslate2")
-    return export_ctranslate2(
-        *common.load_translator(checkpoints), path, quantization=_QUANTIZATION.value
-    )
-
-
-def _export_transformers(checkpoints: "Checkpoints") -> pathlib.Path:
+        path = base / str(choose_version(base, _VERSION.value, "CTranslate2"))
+        return export_ctranslate2(*models, path, quantization=_QUANTIZATION.value)
     from keras_transformer.interop.transformers import export_transformers
 
-    path = _version_folder("transformers")
-    return export_transformers(*common.load_translator(checkpoints), path)
-
-
-def _version_folder(kind: Literal["CTranslate2", "transformers"]) -> pathlib.Path:
-    base = pathlib.Path(_EXPORT_DIR.value)
-    return base / str(choose_version(base, _VERSION.value, kind))
+    path = base / str(choose_version(base, _VERSION.value, "transformers"))
+    return export_transformers(*models, path)
 
 
 def _xla_lengths() -> tuple[int, ...]:
     try:
-        return tuple(int(length) for length in _XLA_LENGTHS.value or [])
+        return tuple(map(int, _XLA_LENGTHS.value or []))
     except ValueError as error:
-        raise InputError("--xla_lengths must be numbers separated by commas, such as 16,32") from (
-            error
-        )
+        raise InputError("--xla_lengths must be numbers, such as 16,32") from error

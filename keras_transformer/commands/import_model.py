@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _MODEL = command_flags.define_path(
     "model",
-    None,
     "Folder or file of the model, or its name on the Hugging Face Hub (MarianMTModel).",
     required=True,
 )
@@ -37,7 +36,7 @@ _REVISION = flags.DEFINE_string(
     "revision", None, "Branch, tag or commit of a model on the Hub. Default: the newest."
 )
 _RUN_DIR = command_flags.define_path(
-    "run_dir", None, "The run directory to create; it must not exist yet.", required=True
+    "run_dir", "The run directory to create; it must not exist yet.", required=True
 )
 _FORMAT = flags.DEFINE_enum(
     "format",
@@ -46,16 +45,16 @@ _FORMAT = flags.DEFINE_enum(
     "Toolkit of the model. Default: detected from the files.",
 )
 _SOURCE_VOCABULARY = command_flags.define_path(
-    "source_vocabulary", None, "Vocabulary of the source, if it is not beside the model."
+    "source_vocabulary", "Vocabulary of the source, if it is not beside the model."
 )
 _TARGET_VOCABULARY = command_flags.define_path(
-    "target_vocabulary", None, "Vocabulary of the target, if it is not beside the model."
+    "target_vocabulary", "Vocabulary of the target, if it is not beside the model."
 )
 _SOURCE_SPM = command_flags.define_path(
-    "source_spm", None, "SentencePiece model of the source, if it is not beside the model."
+    "source_spm", "SentencePiece model of the source, if it is not beside the model."
 )
 _TARGET_SPM = command_flags.define_path(
-    "target_spm", None, "SentencePiece model of the target, if it is not beside the model."
+    "target_spm", "SentencePiece model of the target, if it is not beside the model."
 )
 _NUM_HEADS = flags.DEFINE_integer(
     "num_heads",
@@ -72,16 +71,9 @@ _POSITIONS = flags.DEFINE_enum(
     "differ slightly.",
 )
 
-# The formats that read a flag; for others it would change nothing.
-_READ_BY = {
-    "source_vocabulary": ("fairseq", "marian", "opennmt_tf"),
-    "num_heads": ("opennmt_tf",),
-    "positions": ("transformers", "ctranslate2"),
-}
-
 
 def main(arguments: list[str]) -> None:
-    common.refuse_arguments(arguments)
+    common.reject_arguments(arguments)
     run_dir = pathlib.Path(_RUN_DIR.value)
     if run_dir.exists():
         raise InputError(f"{run_dir} exists already; give a --run_dir that does not")
@@ -95,31 +87,23 @@ def main(arguments: list[str]) -> None:
 
     RunDirectory(run_dir).check_is_new()  # before a download
     if is_pretrained(_MODEL.value):
-        for name in ("format", "revision", "source_spm", *_READ_BY):
-            if flags.FLAGS[name].present:
-                raise InputError(f"--{name} is not for models of the package; remove it")
+        names = ["format", "revision", "source_spm", "source_vocabulary", "num_heads", "positions"]
+        command_flags.reject_given(names, "is not for models of the package")
         run = find_model(_MODEL.value).write_run(run_dir)
-        print(f"The run is in {run.path}: fine-tune, translate, evaluate or export it.")
-        return
-    path = locate(_MODEL.value, _REVISION.value)
-    format_name = _FORMAT.value or find_format(path)
-    for name, formats in _READ_BY.items():
-        if flags.FLAGS[name].present and format_name not in formats:
-            raise InputError(
-                f"--{name} is for {', '.join(formats)}; a model of {format_name} has its own: "
-                "remove it"
-            )
-    import_options = ImportOptions(vocabularies, spms, _NUM_HEADS.value, _POSITIONS.value)
-    model = read_model(path, format_name, import_options)
-    run = import_run(model, run_dir, origin_of(_MODEL.value, path, format_name))
-    _summarize(model, format_name)
-    print(f"The run is in {run.path}: translate, evaluate or export it.")
+    else:
+        path = locate(_MODEL.value, _REVISION.value)
+        format_name = _FORMAT.value or find_format(path)
+        options = ImportOptions(vocabularies, spms, _NUM_HEADS.value, _POSITIONS.value)
+        model = read_model(path, format_name, options)
+        run = import_run(model, run_dir, origin_of(_MODEL.value, path, format_name))
+        _summarize(model, format_name)
+    print(f"The run is in {run.path}: fine-tune, translate, evaluate or export it.")
 
 
 def _pair(name: str, source: str | None, target: str | None) -> tuple[pathlib.Path, ...]:
     if (source is None) != (target is None):
         raise InputError(f"--source_{name} and --target_{name} go together; one of them is missing")
-    return () if source is None or target is None else (pathlib.Path(source), pathlib.Path(target))
+    return tuple(pathlib.Path(path) for path in (source, target) if path is not None)
 
 
 def _summarize(model: "ForeignModel", format_name: str) -> None:

@@ -16,7 +16,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 
 _OUTPUT = command_flags.define_path(
-    "output", None, "File to write, for --vocabulary of keras-transformer train.", required=True
+    "output", "File to write, for --vocabulary of keras-transformer train.", required=True
 )
 # Flags of train, and the arguments of `learn_vocabulary` that they set.
 _OPTIONS = {
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     output = pathlib.Path(_OUTPUT.value)
     if output.exists():
         raise InputError(f"{output} already exists; choose another --output, or remove it")
-    common.check_outputs([_OUTPUT], arguments)
+    common.check_output(_OUTPUT.value)
     common.load_tensorflow()
     from keras_transformer.data.corpus import MAX_SENTENCES
     from keras_transformer.text import learn_vocabulary

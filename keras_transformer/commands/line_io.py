@@ -10,7 +10,6 @@ import itertools
 import json
 import os
 import pathlib
-import select
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO, TypeAlias
@@ -19,41 +18,25 @@ from keras_transformer.client import ServingError
 from keras_transformer.commands.common import LineRemarks
 from keras_transformer.config import JsonConfig, option
 from keras_transformer.errors import InputError
-from keras_transformer.files import (
-    iterate_lines,
-    local_path,
-    replace_control_characters,
-    sync,
-    temporary_folder,
-)
+from keras_transformer.files import iterate_lines, replace_control_characters, temporary_folder
 from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.results import DetailedTranslation
 from keras_transformer.sentences import SentenceTranslator
 
-# Lines of the input, and what belongs to them.
-LineGroup: TypeAlias = tuple[list[str], list[str]]
 Postprocess: TypeAlias = Callable[[Sequence[str], Sequence[str]], list[str]]
 
 _LINES_AT_ONCE = 10_000  # sorted by length together
-_PAUSE_S = 0.05  # a program that writes nothing for so long waits for an answer
-_READ_BYTES = 1 << 16
-_PROMPT = "> "
+_READ_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job(JsonConfig):
-    """What to do with each line of an input; all but the attributes named here are flags.
-
-    Attributes:
-        inputs: files, one after the other; none for standard input.
-        search: search options for all sentences.
+    """What to do with each line of an input: flags of a command.
 
     Raises:
-        InputError: options contradict each other, or a file of the input does not exist.
+        InputError: options contradict each other.
     """
 
-    inputs: tuple[str, ...] = ()
-    search: dict[str, Any] = dataclasses.field(default_factory=dict)
     scores: bool = option(
         False,
         "Write line number, score and translation, tab-separated; n-best lists are always "
@@ -93,20 +76,10 @@ class Job(JsonConfig):
         is_path=True,
     )
 
-    @classmethod
-    def flag_names(cls) -> list[str]:
-        """Returns the fields that are flags."""
-        return [name for name in cls.fields_with() if name not in ("inputs", "search")]
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.references is not None and (self.search or self.prefixes is not None):
-            raise InputError(
-                "--references scores given translations and cannot be combined with search "
-                "options; remove them"
-            )
         unused = {
-            "references": ["scores"],
+            "references": ["scores", "prefixes"],
             "details": ["references", "scores", "alignments", "split_sentences"],
             "split_sentences": ["references", "scores", "alignments", "prefixes"],
         }
@@ -116,43 +89,48 @@ class Job(JsonConfig):
                     raise InputError(
                         f"--{other} cannot be combined with --{name}; remove one of them"
                     )
-        if self.split_sentences and "num_translations" in self.search:
-            raise InputError(
-                "--num_translations cannot be combined with --split_sentences; remove one of them"
-            )
         if self.split_sentences:
             SplitParagraphs([], self.split_sentences)  # reports a wrong language now
-        for path in self.inputs:
-            if not local_path(path).exists():
-                raise InputError(
-                    f"the file {path} does not exist; name files, or give sentences on standard "
-                    "input"
-                )
 
-    def groups(self) -> Iterator[list[str]]:
-        """Yields the lines of the input, some at a time, which are answered together."""
-        if self.inputs:
-            lines = itertools.chain.from_iterable(map(iterate_lines, self.inputs))
-            while group := list(itertools.islice(lines, _LINES_AT_ONCE)):
-                yield group
-            return
-        group = []
-        for line in _standard_input():
-            if line is not None:
-                group.append(line)
-            if group and (line is None or len(group) == _LINES_AT_ONCE):
-                yield group
-                group = []
-        if group:
-            yield group
+
+def read_groups(files: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the lines of files, or of standard input, in groups that are answered together."""
+    if not files:
+        yield from _standard_input()
+        return
+    lines = itertools.chain.from_iterable(map(iterate_lines, files))
+    while group := list(itertools.islice(lines, _LINES_AT_ONCE)):
+        yield group
+
+
+def _standard_input() -> Iterator[list[str]]:
+    """Yields the lines of standard input as they arrive: a program may wait for the answers."""
+    if sys.stdin.isatty():
+        print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
+    number, rest = 0, b""
+    while read := os.read(sys.stdin.fileno(), _READ_BYTES):
+        *lines, rest = (rest + read).split(b"\n")
+        if lines:
+            yield [_decode(line, number) for number, line in enumerate(lines, number + 1)]
+            number += len(lines)
+    if rest:
+        yield [_decode(rest, number + 1)]
+
+
+def _decode(line: bytes, number: int) -> str:
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
+        ) from error
 
 
 def answer_lines(
     job: Job,
     model: SentenceTranslator,
-    groups: Iterable[list[str]],
-    *,
-    num_translations: int = 1,
+    files: Sequence[str],
+    search: dict[str, Any],
     postprocess: Postprocess = lambda outputs, sources: list(outputs),
     target_text: Callable[[str], str] = str,
 ) -> None:
@@ -163,23 +141,23 @@ def answer_lines(
     Args:
         job: what to do.
         model: translates, scores and aligns.
-        groups: of the job; a group's answers come out together.
-        num_translations: as many as the model returns of a line, if that is known.
+        files: the input; none for standard input.
+        search: search options for all sentences.
         postprocess: what is done to translations before they are written, see `Task.postprocess`.
         target_text: what is done to references before they are scored, see `Task.target_text`.
 
     Raises:
-        InputError: the input is wrong, or the model rejects some lines. Nothing that was answered
-            before is lost.
+        InputError: the input is wrong, or the model rejects some lines.
     """
-    answers = _Answers(job, model, postprocess, target_text, LineRemarks())
-    steps = _with_partners(groups, job.references or job.prefixes)
-    has_scores = (job.scores or num_translations > 1) and not job.split_sentences
-    progress = Progress(has_scores=has_scores)
+    answers = _Answers(job, model, search, postprocess, target_text, LineRemarks())
+    first = 1
     with _open_output(job.output) as stream:
-        for step in steps:
-            answers.write(step, progress, stream)
+        for lines, partners in _with_partners(read_groups(files), job.references or job.prefixes):
+            rows = answers.rows(lines, partners, first)
+            for row in rows:
+                stream.write("\t".join(map(replace_control_characters, row)) + "\n")
             stream.flush()
+            first += len(lines)
     answers.remarks.report()
 
 
@@ -193,75 +171,21 @@ def _open_output(path: str | None) -> Iterator[TextIO]:
     with temporary_folder(target.parent) as folder:
         with (folder / "output").open("w", encoding="utf-8", newline="\n") as stream:
             yield stream
-        sync(folder / "output")
         os.replace(folder / "output", target)
 
 
-def write_row(*columns: str, stream: TextIO | None = None) -> None:
-    """Writes one line, by default to standard output; control characters are replaced."""
-    row = "\t".join(map(replace_control_characters, columns)) + "\n"
-    (stream or sys.stdout).write(row)
-
-
-def _standard_input() -> Iterator[str | None]:
-    """Yields the lines of standard input, and None where it pauses."""
-    if sys.stdin is None:
-        raise InputError("standard input is closed; name files, or give sentences there")
-    descriptor, is_terminal = sys.stdin.fileno(), sys.stdin.isatty()
-    if is_terminal:
-        print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
-    number, has_ended = 0, False
-    parts: list[bytes] = []  # of a line that has not ended
-    while not has_ended:
-        if is_terminal:
-            print(_PROMPT, end="", file=sys.stderr, flush=True)
-        read = os.read(descriptor, _READ_BYTES)
-        has_ended = not read
-        *lines, rest = read.split(b"\n")
-        if lines or has_ended:
-            lines = [b"".join([*parts, *lines[:1]]), *lines[1:]]
-            parts.clear()
-        parts.append(rest)
-        if has_ended and not lines[0]:
-            break
-        for line in lines:
-            number += 1
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
-                ) from error
-            yield text.removesuffix("\r")
-        if not select.select([descriptor], [], [], _PAUSE_S)[0]:
-            yield None
-
-
-def _with_partners(groups: Iterable[list[str]], path: str | None) -> Iterator[LineGroup]:
+def _with_partners(
+    groups: Iterable[list[str]], path: str | None
+) -> Iterator[tuple[list[str], list[str]]]:
     """Yields groups of lines with those of a file; raises `InputError` unless it has as many."""
     others = iter(()) if path is None else iterate_lines(path)
-    number = 0
     for group in groups:
         partners = list(itertools.islice(others, len(group)))
         if path is not None and len(partners) < len(group):
-            raise InputError(f"{path} has {number + len(partners)} lines, the input has more")
-        number += len(group)
+            raise InputError(f"{path} has fewer lines than the input; give one for each")
         yield group, partners
     if next(others, None) is not None:
-        raise InputError(f"{path} has more lines than the {number} of the input")
-
-
-@dataclasses.dataclass
-class Progress:
-    """How far a job has come.
-
-    Attributes:
-        num_lines: lines of the input that are done.
-        has_scores: whether rows have scores.
-    """
-
-    num_lines: int = 0
-    has_scores: bool = False
+        raise InputError(f"{path} has more lines than the input; give one for each")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,87 +194,75 @@ class _Answers:
 
     job: Job
     model: SentenceTranslator
+    search: dict[str, Any]
     postprocess: Postprocess
     target_text: Callable[[str], str]
     remarks: LineRemarks
 
-    def write(self, step: LineGroup, progress: Progress, stream: TextIO) -> None:
-        """Writes the rows of some lines and counts the lines in `progress`."""
-        first = progress.num_lines + 1
+    def rows(self, lines: list[str], partners: list[str], first: int) -> list[list[str]]:
+        """Returns the columns of each row of output; `first` is the number of the first line."""
+        # The number of the line of each sentence that the model gets.
+        numbers: Sequence[int] = range(first, first + len(lines))
         try:
-            with self.remarks.collected(range(first, first + len(step[0]))):
-                rows = list(self._rows(*step, first, progress))
+            if self.job.references is not None:
+                with self.remarks.collected(numbers):
+                    return self._score(lines, list(map(self.target_text, partners)), numbers)
+            if self.job.split_sentences:
+                split = SplitParagraphs(lines, self.job.split_sentences)
+                numbers = [first + row for row in split.rows]
+                with self.remarks.collected(numbers):
+                    results = self._translate(split.sentences, [])
+                texts = split.join(list(map(str, results)))
+                # A tab is a space between sentences.
+                return [text.split("\t") for text in self.postprocess(texts, lines)]
+            with self.remarks.collected(numbers):
+                return self._write(lines, self._translate(lines, partners), numbers)
         except ServingError as error:
             if not error.rows:
                 raise
-            numbers = ", ".join(str(first + row) for row in error.rows[:3])
-            others = f" and {len(error.rows) - 3} others" if len(error.rows) > 3 else ""
-            raise InputError(f"line {numbers}{others}: {error}") from error
-        for row in rows:
-            write_row(*row, stream=stream)
-        progress.num_lines += len(step[0])
-
-    def _rows(
-        self, sentences: list[str], partners: list[str], first: int, progress: Progress
-    ) -> Iterator[list[str]]:
-        """Yields the columns of each row; `first` is the number of the first line."""
-        if self.job.references is not None:
-            partners = list(map(self.target_text, partners))
-            scores = self.model.score(sentences, partners)
-            as_is = dataclasses.replace(self, postprocess=lambda outputs, _: list(outputs))
-            alignments = as_is._alignments(sentences, partners)
-            for number, (score, alignment) in enumerate(
-                zip(scores, alignments, strict=True), first
-            ):
-                columns = [f"{value:.4f}" for value in (score.score, *score.token_scores)]
-                yield [str(number), *columns, *alignment]
-            return
-        if self.job.split_sentences:
-            for text in self._translate_sentences(sentences, first):
-                yield text.split("\t")  # a tab is a space between sentences
-            return
-        results = self._translate(sentences, partners)
-        alignments = self._alignments(sentences, [best.text for best in results])
-        # A sentence may have fewer translations than others, but rows have the same columns.
-        progress.has_scores |= self.model.num_translations > 1
-        for row, (sentence, best, alignment) in enumerate(
-            zip(sentences, results, alignments, strict=True)
-        ):
-            for translation in (best, *best.alternatives):
-                if self.job.details:
-                    yield [self._in_json(first + row, sentence, translation)]
-                    continue
-                columns = [str(first + row), f"{translation.score:.4f}"] * progress.has_scores
-                yield [*columns, *self.postprocess([translation.text], [sentence]), *alignment]
-                alignment = []  # only the best translation has one
+            wrong = sorted({numbers[row] for row in error.rows})
+            shown = ", ".join(map(str, wrong[:3])) + ", ..." * (len(wrong) > 3)
+            raise InputError(f"line {shown}: {error}") from error
 
     def _translate(self, sentences: list[str], prefixes: list[str]) -> list[Any]:
-        options: dict[str, Any] = {**self.job.search, "details": self.job.details}
+        options: dict[str, Any] = {**self.search, "details": self.job.details}
         if self.job.prefixes is not None:
             options["prefix"] = prefixes
         return self.model.translate(sentences, **options)
 
-    def _translate_sentences(self, lines: list[str], first: int) -> list[str]:
-        """Returns the translations of lines, sentence by sentence."""
-        split = SplitParagraphs(lines, self.job.split_sentences or "")
-        try:
-            with self.remarks.collected([first + row for row in split.rows]):
-                results = self._translate(split.sentences, [])
-        except ServingError as error:
-            rows = sorted({split.rows[row] for row in error.rows})
-            raise ServingError(str(error), error.code, rows) from error
-        joined = split.join(list(map(str, results)))
-        return [
-            self.postprocess([text], [line])[0] for text, line in zip(joined, lines, strict=True)
-        ]
+    def _score(
+        self, sentences: list[str], references: list[str], numbers: Sequence[int]
+    ) -> list[list[str]]:
+        rows = []
+        for number, score in zip(numbers, self.model.score(sentences, references), strict=True):
+            values = (score.score, *score.token_scores)
+            rows.append([str(number), *(f"{value:.4f}" for value in values)])
+        if self.job.alignments:
+            for row, pairs in zip(rows, self.model.align(sentences, references), strict=True):
+                row.append(" ".join(f"{source}-{target}" for source, target in pairs))
+        return rows
 
-    def _alignments(self, sentences: list[str], translations: list[str]) -> list[list[str]]:
-        """Returns a column with the alignment of each translation, none unless it is asked for."""
-        if not self.job.alignments:
-            return [[] for _ in sentences]
-        alignments = self.model.align(sentences, translations)
-        rows = zip(alignments, sentences, translations, strict=True)
-        return [[self._in_written_words(*row)] for row in rows]
+    def _write(
+        self, sentences: list[str], results: list[Any], numbers: Sequence[int]
+    ) -> list[list[str]]:
+        alignments: list[Any] = [None] * len(sentences)
+        if self.job.alignments:
+            alignments = self.model.align(sentences, [best.text for best in results])
+        # A sentence may have fewer translations than others, but rows have the same columns.
+        has_scores = self.job.scores or self.model.num_translations > 1
+        rows = []
+        for number, sentence, best, pairs in zip(
+            numbers, sentences, results, alignments, strict=True
+        ):
+            for translation in (best, *best.alternatives):
+                if self.job.details:
+                    rows.append([self._in_json(number, sentence, translation)])
+                    continue
+                scores = [str(number), f"{translation.score:.4f}"] if has_scores else []
+                rows.append([*scores, *self.postprocess([translation.text], [sentence])])
+                if pairs is not None and translation is best:
+                    rows[-1].append(self._in_written_words(pairs, sentence, best.text))
+        return rows
 
     def _in_written_words(
         self, pairs: Sequence[tuple[int, int]], sentence: str, translation: str

@@ -17,13 +17,12 @@ from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 
-_SERVER = command_flags.require(
-    flags.DEFINE_string(
-        "server",
-        None,
-        "host:port of the model server. Over gRPC, dns:///host:port uses all addresses of the "
-        "host in turn.",
-    )
+_SERVER = flags.DEFINE_string(
+    "server",
+    None,
+    "host:port of the model server. Over gRPC, dns:///host:port uses all addresses of the host in "
+    "turn.",
+    required=True,
 )
 _PROTOCOL = flags.DEFINE_enum("protocol", "grpc", ["grpc", "rest"], "Protocol of this port.")
 _MODEL = flags.DEFINE_string("model", "translator", "Name of the model on the server.")
@@ -38,22 +37,20 @@ _REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests that run at 
 _TLS = flags.DEFINE_boolean("tls", False, "Connect over TLS.")
 _ROOT_CERTIFICATES = command_flags.define_path(
     "root_certificates",
-    None,
     "PEM file of the certificate authorities to trust. Default: those of the system.",
 )
 _CLIENT_CERTIFICATE = command_flags.define_path(
-    "client_certificate", None, "PEM file of the client's certificate chain, for mutual TLS."
+    "client_certificate", "PEM file of the client's certificate chain, for mutual TLS."
 )
 _CLIENT_KEY = command_flags.define_path(
-    "client_key", None, "PEM file of the client's private key, unencrypted."
+    "client_key", "PEM file of the client's private key, unencrypted."
 )
 _HEADERS_FILE = command_flags.define_path(
     "headers_file",
-    None,
     "File of HTTP headers or gRPC metadata to send, one a line, for example "
     "'authorization: Bearer TOKEN'. (Other users of the machine can read a command line.)",
 )
-command_flags.define_flags(line_io.Job, line_io.Job.flag_names())
+command_flags.define_flags(line_io.Job)
 
 # What may differ from sentence to sentence with an exported model.
 _OPTIONS = SearchConfig.fields_with(per_sentence=True)
@@ -64,13 +61,10 @@ for _name in _OPTIONS:
 
 
 def main(arguments: list[str]) -> None:
-    search_options = command_flags.given_flags(SearchConfig)
-    line_flags = command_flags.given_flags(line_io.Job)
-    job = line_io.Job(inputs=tuple(arguments), search=search_options, **line_flags)
-    files = (_HEADERS_FILE, _ROOT_CERTIFICATES, _CLIENT_CERTIFICATE, _CLIENT_KEY)
-    inputs = [*(flag.value for flag in files), job.references, job.prefixes, *arguments]
-    common.check_outputs([flags.FLAGS["output"]], inputs)
-    check_options(search_options)  # so that a wrong value is reported at once
+    search = command_flags.given_flags(SearchConfig)
+    check_options(search)  # reports a wrong value at once
+    job = line_io.Job(**command_flags.given_flags(line_io.Job))
+    common.check_output(job.output, [_HEADERS_FILE.value, job.references, job.prefixes, *arguments])
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in the exceptions
     from keras_transformer.client import Client
@@ -92,16 +86,12 @@ def main(arguments: list[str]) -> None:
         client_key=_CLIENT_KEY.value,
         headers=headers,
     ) as client:
-        line_io.answer_lines(job, client, job.groups())
+        line_io.answer_lines(job, client, arguments, search)
 
 
 def _read_headers(path: str) -> dict[str, str]:
     """Returns the headers in a file; errors do not contain their values."""
-    if not os.path.exists(path):
-        raise InputError(f"--headers_file: the file {path} does not exist")
     headers = {}
-    if os.path.isfile(path) and not os.path.getsize(path):  # the size of a pipe is always 0
-        raise InputError(f"{path} is empty; expected headers, one a line, name: value")
     for number, line in enumerate(iterate_lines(path), start=1):
         name, colon, value = line.partition(":")
         if line.strip() and not colon:

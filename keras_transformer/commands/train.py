@@ -13,7 +13,6 @@ other difference is an error that shows both values. The value none unsets an op
 """
 
 import signal
-import sys
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -37,10 +36,9 @@ if TYPE_CHECKING:
     from keras_transformer.training.run import RunDirectory
     from keras_transformer.training.settings import RunConfigs
 
-_RUN_DIR = command_flags.define_path("run_dir", None, "Directory of the run.", required=True)
+_RUN_DIR = command_flags.define_path("run_dir", "Directory of the run.", required=True)
 _START_FROM = command_flags.define_path(
     "start_from",
-    None,
     "A run, one of its checkpoints such as runs/mine/checkpoints/step-1000, or a model of the "
     "package such as en-de. The new run begins with its weights, vocabularies and model; data and "
     "training are new; the task stays unless --task is given. --learning_rate is a tenth of the "
@@ -70,7 +68,6 @@ _COMPILE_CACHE = flags.DEFINE_string(
 )
 _CACHE_DIR = command_flags.define_path(
     "cache_dir",
-    None,
     "Folder for the tokenized text, which several runs may share. Default: <run_dir>/tokens.",
 )
 flags.DEFINE_enum(
@@ -108,7 +105,7 @@ command_flags.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 
 
 def main(arguments: list[str]) -> None:
-    common.refuse_arguments(arguments)
+    common.reject_arguments(arguments)
     options = _given_settings()
     is_new = not (local_path(_RUN_DIR.value) / "config.json").is_file()
     if is_new and _START_FROM.value is None:
@@ -133,18 +130,11 @@ def main(arguments: list[str]) -> None:
         say=_say,
     )
     if run.is_finished():
-        step = run.checkpoints().steps()[-1]
-        reason = _early_stop(run) or (
-            f"the run has reached its last step, {step:,}; give more --train_steps to train on."
-        )
-        print(f"Nothing to do: {reason}")
+        print(f"Nothing to do: {_end_of(run)}.")
         return
     is_bfloat16 = run.configs().training.precision == "mixed_bfloat16"
     if is_bfloat16 and distribution.auto_precision() != "mixed_bfloat16":
-        print(
-            "This machine has no fast instructions for bfloat16, and trains slower in it than in "
-            "float32: at 0.7 of the rate with AVX2. For a new run --precision=auto chooses."
-        )
+        print("This machine trains slower in bfloat16 than in float32; --precision=auto chooses.")
     if line := distribution.why_no_gpu():
         print(line)
     steps = run.checkpoints().steps()
@@ -154,14 +144,10 @@ def main(arguments: list[str]) -> None:
         f"{len(corpus):,} pairs, from step {steps[-1] if steps else 0:,} on ..."
     )
     jit_compile: Any = {"true": True, "false": False}.get(str(_JIT_COMPILE.value), "auto")
+    tensorboard = bool(_TENSORBOARD.value)
     try:
         trainer.train(
-            run,
-            corpus,
-            devs,
-            strategy=strategy,
-            jit_compile=jit_compile,
-            tensorboard=_TENSORBOARD.value,
+            run, corpus, devs, strategy=strategy, jit_compile=jit_compile, tensorboard=tensorboard
         )
     except trainer.Stopped as stopped:
         report = (
@@ -171,31 +157,24 @@ def main(arguments: list[str]) -> None:
         if stopped.signal == signal.SIGINT:
             raise KeyboardInterrupt(report) from None
         print(report)
-        sys.exit(0)
+        return
     if distribution.worker_index(strategy) == 0:
         from keras_transformer.training.metrics import cost_summary, read_metrics
 
-        training = run.configs().training
-        for line in cost_summary(read_metrics(run.metrics_path)[-1], training):
+        for line in cost_summary(read_metrics(run.metrics_path)[-1], run.configs().training):
             print(line)
-        if reason := _early_stop(run):
-            print(reason)
-        averaged = run.checkpoints().to_average(training.average_last, training.average_best)
-        print(
-            f"The checkpoints, and the average of {len(averaged)} of them, are in "
-            f"{run.path / 'checkpoints'}."
-        )
+        print(f"Done: {_end_of(run)}; the checkpoints are in {run.path / 'checkpoints'}.")
 
 
-def _early_stop(run: "RunDirectory") -> str:
-    """Returns a sentence on early stopping; empty for a run that was not stopped early."""
+def _end_of(run: "RunDirectory") -> str:
+    """Returns why a run has ended, and how to train on."""
     training, step = run.configs().training, run.checkpoints().steps()[-1]
-    if step >= training.train_steps:
-        return ""
-    return (
-        f"{training.stop_metric} stopped the run early, at step {step:,} of "
-        f"{training.train_steps:,}; raise --stop_patience to train on."
-    )
+    if step < training.train_steps:
+        return (
+            f"{training.stop_metric} stopped the run early, at step {step:,} of "
+            f"{training.train_steps:,}; raise --stop_patience to train on"
+        )
+    return f"the run has reached its last step, {step:,}; raise --train_steps to train on"
 
 
 def _given_settings() -> dict[str, Any]:

@@ -12,6 +12,7 @@ from keras_transformer.tasks.task import (
     get_task,
     register_task,
     registered_tasks,
+    warn_of_normalization,
 )
 from keras_transformer.tasks.translation import TranslationTask
 
@@ -25,4 +26,5 @@ __all__ = [
     "get_task",
     "register_task",
     "registered_tasks",
+    "warn_of_normalization",
 ]

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from keras_transformer.config import DataConfig, JsonConfig, SearchConfig, split_list
 from keras_transformer.config.registry import add_class, find_class
 from keras_transformer.errors import InputError, check_choice
-from keras_transformer.files import Path, read_lines
+from keras_transformer.files import Path, read_lines, replace_control_characters
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
     from keras_transformer.data import PairSource
@@ -284,7 +285,11 @@ class Task(JsonConfig, abc.ABC):
     ) -> list[dict[str, Any]]:
         """Returns numbers and text of each answer by name, the same names for all."""
         return [
-            {"exact_match": int(output == reference), "output": output, "reference": reference}
+            {
+                "exact_match": int(written(output) == written(reference)),
+                "output": output,
+                "reference": reference,
+            }
             for output, reference in zip(outputs, references, strict=True)
         ]
 
@@ -296,8 +301,11 @@ class Task(JsonConfig, abc.ABC):
         Returns:
             Numbers by name; by default the share of lists that contain the reference.
         """
-        pairs = zip(n_best, references, strict=True)
-        return {"exact_match": sum(reference in list_ for list_, reference in pairs) / len(n_best)}
+        found = [
+            written(reference) in map(written, outputs)
+            for outputs, reference in zip(n_best, references, strict=True)
+        ]
+        return {"exact_match": sum(found) / len(found)}
 
     def compare(
         self,
@@ -364,10 +372,31 @@ class Task(JsonConfig, abc.ABC):
         return known[name]
 
 
+def written(text: str) -> str:
+    """Returns a text as a vocabulary could write it, in which exact matches are counted.
+
+    It has Unicode's form C, and one space for any white space or control characters, which are
+    dropped at the ends: models do not generate them.
+    """
+    return " ".join(replace_control_characters(unicodedata.normalize("NFC", text)).split())
+
+
 def share_equal(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Returns the share of outputs that equal their references, in 0..1."""
-    pairs = zip(outputs, references, strict=True)
+    """Returns the share of outputs that equal their references, as `written`, in 0..1."""
+    pairs = zip(map(written, outputs), map(written, references), strict=True)
     return sum(output == reference for output, reference in pairs) / len(outputs)
+
+
+def warn_of_normalization(references: Sequence[str], vocabulary: "Vocabulary") -> None:
+    """Warns once of references that a model cannot write, since its vocabulary changes them."""
+    count, examples = vocabulary.normalization_changes(references)
+    if count:
+        shown = ", ".join(f"{before!r} to {after!r}" for before, after in examples)
+        warnings.warn(
+            f"the vocabulary changes characters of {count:,} of {len(references):,} references, "
+            f"which no output can equal: {shown}; scores are lower for it",
+            stacklevel=2,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,14 +1,17 @@
 """The command compare: runs on one test set, each at its own checkpoint."""
 
+import dataclasses
 import json
 import shutil
 
 import pytest
+from helpers import user_modules
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
+from keras_transformer.config import option
 from keras_transformer.inference import BatchTranslator
-from keras_transformer.training.run import RunDirectory
+from keras_transformer.tasks import TranslationTask, register_task
 
 
 @pytest.fixture
@@ -55,32 +58,59 @@ def test_table_has_a_row_for_each_run(compare, run_dir, texts, tmp_path):
     assert notes[-1] == "sentences: 10"  # of one run: no setting differs
 
 
-def test_settings_that_differ_are_named(compare, run_dir, tmp_path):
-    other = shutil.copytree(run_dir, tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
-    config["training"] |= {"seed": 9, "label_smoothing": 0.25}
-    (other / "config.json").write_text(json.dumps(config))
-    result = compare(run_dir, other)
-    assert result.out.splitlines()[-1] == "settings that differ: label_smoothing, seed"
-    record = json.loads(compare(run_dir, other, "--json").out)
-    assert record["differences"]["seed"] == {str(run_dir): 1, str(other): 9}
+@pytest.fixture
+def changed(run_dir, tmp_path):
+    """Makes a copy of the run with other values in parts of its config.json."""
+
+    def changed(**parts):
+        other = shutil.copytree(run_dir, tmp_path / "other", dirs_exist_ok=True)
+        config = json.loads((run_dir / "config.json").read_text())
+        for part, values in parts.items():
+            config[part] = config.get(part, {}) | values
+        (other / "config.json").write_text(json.dumps(config))
+        return other
+
+    return changed
+
+
+def test_settings_that_differ_are_named(compare, run_dir, changed):
+    other = changed(
+        training={"seed": 9, "label_smoothing": 0.25},
+        search={"max_extra_length": 7},
+        origin={"start_from": "/a"},
+    )
+    result = compare(run_dir, other, "--json")
+    differences = json.loads(result.out)["differences"]
+    assert differences.keys() == {
+        "seed", "label_smoothing", "search.max_extra_length", "start_from"
+    }  # fmt: skip
+    assert differences["seed"] == {str(run_dir): 1, str(other): 9}
+
+
+def test_each_run_decodes_with_its_own_task(compare, run_dir, changed, monkeypatch):
+    """Options that it has learned may differ, others must be given for all."""
+    learned = option(False, "Join pieces.", is_learned=True)
+    task = dataclasses.make_dataclass(
+        "Joins", [("joins", bool, learned)], bases=(TranslationTask,), frozen=True, kw_only=True
+    )
+    task.name = "joins"
+    task.__module__ = __name__
+    task.postprocess = lambda self, outputs, sources: ["!" if self.joins else x for x in outputs]
+    with user_modules():
+        register_task(task)
+        other = changed(task={"name": "joins", "joins": True})
+        both = shutil.copytree(other, other.parent / "both")
+        config = json.loads((both / "config.json").read_text())
+        config["task"]["joins"] = False
+        (both / "config.json").write_text(json.dumps(config))
+        runs = json.loads(compare(both, other, "--json").out)["runs"]
+        assert [run["bleu"] is None for run in runs.values()] == [False, True]  # one word each
+        assert "--joins is fixed" in compare(both, other, "--joins").err
 
 
 def test_runs_that_cannot_be_compared_are_reported(
-    compare, refused, run_dir, texts, tmp_path, monkeypatch
+    compare, refused, run_dir, changed, texts, monkeypatch
 ):
     monkeypatch.setattr(BatchTranslator, "translate", None)  # rejected before
-    refused(compare(run_dir), "name two or more different runs")
-    refused(compare(run_dir, run_dir), "name two or more different runs")
-    average = f"{run_dir}/checkpoints/average"
-    refused(compare(run_dir, average), f"{average} and {run_dir} are one checkpoint; name")
-    refused(compare(run_dir, tmp_path), "no training run in")
-    other = shutil.copytree(run_dir, tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
-    config["data"]["test_source"] = config["data"]["test_target"]
-    (other / "config.json").write_text(json.dumps(config))
-    refused(compare(run_dir, other), "differ; give --source and --target")
-    config["task"]["bleu_lowercase"] = True
-    (other / "config.json").write_text(json.dumps(config))
-    assert RunDirectory(other).configs().task.bleu_lowercase
-    refused(compare(run_dir, other), "bleu_lowercase is False in", "give --bleu_lowercase")
+    refused(compare(run_dir, changed(data={"test_source": f"{texts}/test.xx"})), "--source and")
+    refused(compare(run_dir, changed(task={"bleu_lowercase": True})), "give --bleu_lowercase")

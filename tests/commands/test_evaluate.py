@@ -1,9 +1,6 @@
 """The command evaluate: what it scores, and where it writes."""
 
-import itertools
 import json
-import re
-import time
 
 from keras_transformer import host
 from keras_transformer.client import Translation
@@ -57,7 +54,7 @@ def test_outputs_that_had_to_end_are_reported(evaluate, translate, texts):
     assert evaluate("--max_extra_length=1").err == ""
 
 
-def test_wide_beams_have_smaller_batches_and_progress_is_shown(evaluate, monkeypatch):
+def test_wide_beams_have_smaller_batches(evaluate, monkeypatch):
     sizes = []
     monkeypatch.setattr(host, "num_cores", lambda: 2)
 
@@ -66,15 +63,7 @@ def test_wide_beams_have_smaller_batches_and_progress_is_shown(evaluate, monkeyp
         return [Translation("a", 0.0)] * len(sentences)
 
     monkeypatch.setattr(BatchTranslator, "translate", translate)
-    clock = itertools.count(0, 20)
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    sampled = evaluate("--batch_size=2", "--method=sampling", "--beam_size=8")
-    assert (sampled.code, sizes) == (0, [(4, 2)] * 3)
-    sizes.clear()
-    result = evaluate("--batch_size=5", "--beam_size=8")
-    assert (result.code, sizes) == (0, [(4, 2)] * 3)
-    reports = re.findall(
-        r"^Translated (\d+) of 12 sentences(?:; about (\d+) s left)?$", result.err, re.M
-    )
-    assert [num_done for num_done, _ in reports] == ["4", "8"]
-    assert reports[0][1] == "" and int(reports[1][1]) > 0  # the first batch tells no pace
+    for options in (("--batch_size=2", "--method=sampling"), ("--batch_size=5", "--beam_size=8")):
+        sizes.clear()
+        assert evaluate(*options).code == 0
+        assert sizes == [(4, 2)] * 3

@@ -38,8 +38,8 @@ def test_long_line_of_standard_input_is_read_in_linear_time(tmp_path, monkeypatc
     with path.open() as stream:
         monkeypatch.setattr(sys, "stdin", stream)
         start = time.process_time()
-        lines = [line for group in line_io.Job().groups() for line in group]
-        assert time.process_time() - start < 4  # 40 s where all is copied at each read
+        lines = [line for group in line_io.read_groups([]) for line in group]
+        assert time.process_time() - start < 8  # 40 s where all is copied at each small read
     assert (len(lines[0]), lines[1:]) == (1 << 26, ["b", "", "c"])
 
 
@@ -71,7 +71,7 @@ def test_export_answers_as_its_run(call, exported, texts, words, refused):
     assert long.err == f"1 line (1): {truncated}\n"
     refused(call(*export, "--beam_size=2"), "--beam_size was fixed when")
     refused(call(*export, "--max_extra_length=99"), "--max_extra_length can be at most 5,")
-    refused(call(*export, "--checkpoint=best"), "--checkpoint was chosen when the model was exp")
+    refused(call(*export, "--checkpoint=best"), "--checkpoint was fixed when")
     result = call("translate.py", f"--saved_model={exported.parent}", stdin=b"a\n")
     refused(result, "it has no saved_model.pb; give the folder of one version, such as", exported)
 
@@ -105,8 +105,8 @@ def test_references_are_scored_and_aligned(translate, call, exported, words, tmp
     assert second[-1] == ""
     theirs = call("translate.py", f"--saved_model={exported}", option, stdin=b"sun cat\ntwo\n")
     assert theirs.out == translate(option, stdin=b"sun cat\ntwo\n").out
-    refused(translate(option, stdin=b"sun\n"), "has more lines than the 1 of the input")
-    refused(translate(option, stdin=b"sun\n" * 3), "references has 2 lines, the input has more")
+    refused(translate(option, stdin=b"sun\n"), "references has more lines than the input")
+    refused(translate(option, stdin=b"sun\n" * 3), "references has fewer lines than the input")
 
 
 def test_best_translations_are_aligned(translate):
@@ -183,14 +183,6 @@ def test_checkpoints_and_runs_form_an_ensemble(translate, call, run_dir, texts, 
     assert len(set(outputs.values())) == 4
 
 
-def test_output_never_replaces_a_file_of_the_export(call, tmp_path, refused):
-    (tmp_path / "variables").mkdir()
-    for name in ("saved_model.pb", "variables/variables.index"):
-        (tmp_path / name).write_text("weights")
-        result = call("translate.py", f"--saved_model={tmp_path}", f"--output={tmp_path}/{name}")
-        refused(result, f"{name} is read and would be replaced")
-
-
 def test_missing_and_damaged_models_are_named(call, run_dir, tmp_path, refused):
     copy = shutil.copytree(run_dir, tmp_path / "copy")
     command = ("translate.py", f"--run_dir={copy}")
@@ -258,18 +250,17 @@ def test_terminal_answers_each_line_at_once(start, run_dir, words):
     process = start("translate.py", f"--run_dir={run_dir}", **pipes)
     os.close(end)
 
-    def read_until_prompt():
+    def read_lines(count):
         screen = b""
-        while not screen.endswith(b"> "):
+        while screen.count(b"\n") < count:
             assert select.select([terminal], [], [], 120)[0], screen
             screen += os.read(terminal, 4096)
-        return screen.decode()
+        return screen.decode().splitlines()
 
-    assert "one a line; Ctrl-D ends." in read_until_prompt()
+    assert "one a line; Ctrl-D ends." in read_lines(1)[0]
     for line in ("sun cat", "two"):
         os.write(terminal, line.encode() + b"\n")
-        answer = expected(line, words).strip()
-        assert read_until_prompt().split("\r\n") == [line, answer, "> "]
+        assert read_lines(2) == [line, expected(line, words).strip()]
     os.write(terminal, b"\x04")  # Ctrl-D
     assert process.wait(60) == 0
     os.close(terminal)

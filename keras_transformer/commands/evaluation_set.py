@@ -1,8 +1,6 @@
 """The test set of `evaluate` and `compare`: its flags, its pairs, its translations."""
 
 import hashlib
-import sys
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,10 +19,8 @@ if TYPE_CHECKING:
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
-_SECONDS_BETWEEN_REPORTS = 10.0  # of progress
 
-
-class TestSetFlags(NamedTuple):
+class EvaluationSet(NamedTuple):
     """The flags that name a test set, and the size of its batches."""
 
     source: "flags.FlagHolder[str | None]"
@@ -33,18 +29,16 @@ class TestSetFlags(NamedTuple):
     batch_size: "flags.FlagHolder[int]"
 
     @classmethod
-    def define(cls) -> "TestSetFlags":
+    def define(cls) -> "EvaluationSet":
         """Defines the flags."""
         return cls(
             command_flags.define_path(
                 "source",
-                None,
                 "File to translate, plain or compressed, instead of the test set of the run.",
             ),
-            command_flags.define_path("target", None, "Reference translations of --source."),
+            command_flags.define_path("target", "Reference translations of --source."),
             command_flags.define_path(
                 "file",
-                None,
                 "One file with both sides, as --test_file of train, instead of --source and "
                 "--target.",
             ),
@@ -59,23 +53,22 @@ class TestSetFlags(NamedTuple):
 
     def check(self) -> None:
         """Raises `InputError` unless the flags name one test set, or none."""
-        if (self.source.value is None) != (self.target.value is None):
-            raise InputError("--source and --target must be given together; one is missing")
-        if None not in (self.source.value, self.file.value):
-            raise InputError("--file cannot be combined with --source and --target; remove one")
+        source, target = self.source.value, self.target.value
+        if (source is None) != (target is None) or None not in (source, self.file.value):
+            raise InputError("give --source and --target, or --file alone")
 
     def read(self, task: Task) -> "ParallelText | None":
         """Returns the sentences and references that the flags name, if any."""
         from keras_transformer.data import ParallelText, read_parallel
 
         if self.source.value is not None and self.target.value is not None:
-            text, names = read_parallel(self.source.value, self.target.value), self.source.value
+            text = read_parallel(self.source.value, self.target.value)
         elif self.file.value is not None:
-            text, names = ParallelText.from_pairs(task.read_file(self.file.value)), self.file.value
+            text = ParallelText.from_pairs(task.read_file(self.file.value))
         else:
             return None
         if not text.source:
-            raise InputError(f"there is no sentence to evaluate on in {names}; give a larger text")
+            raise InputError(f"there is no sentence in {self.source.value or self.file.value}")
         return text
 
     def translate(
@@ -85,6 +78,8 @@ class TestSetFlags(NamedTuple):
 
         Progress, and which sentences or translations were truncated, go to standard error.
         """
+        from tqdm import tqdm
+
         search = translator.search
         hypotheses = search.num_translations if search.method == "sampling" else search.beam_size
         batch_size = max(1, min(self.batch_size.value, 4 * self.batch_size.value // hypotheses))
@@ -93,23 +88,11 @@ class TestSetFlags(NamedTuple):
         batches = batches_by_length(lengths, batch_size * num_cores())  # a core takes a batch
         translations: list[list[Translation]] = []
         remarks = common.LineRemarks()
-        start = last_report = time.monotonic()
-        num_done = length_done = length_before = 0
-        for batch in batches:
-            with remarks.collected([row + 1 for row in batch]):
-                translations.append(translator.translate([sentences[row] for row in batch]))
-            num_done += len(batch)
-            length_done += sum(lengths[row] for row in batch)
-            now = time.monotonic()
-            if not length_before:  # the first batch, in which the graph is traced, tells little
-                start, length_before = now, length_done
-            if now - last_report >= _SECONDS_BETWEEN_REPORTS and num_done < len(sentences):
-                last_report = now
-                progress = f"Translated {num_done:,} of {len(sentences):,} sentences"
-                if length_done > length_before:
-                    pace = (now - start) / (length_done - length_before)
-                    progress += f"; about {pace * (sum(lengths) - length_done):.0f} s left"
-                print(progress, file=sys.stderr)
+        with tqdm(total=len(sentences), unit=" sentences", disable=None, leave=False) as progress:
+            for batch in batches:
+                with remarks.collected([row + 1 for row in batch]):
+                    translations.append(translator.translate([sentences[row] for row in batch]))
+                progress.update(len(batch))
         remarks.report()
         return in_row_order(batches, translations)
 
