@@ -171,7 +171,8 @@ def _errors_in_one_line(name: str) -> Iterator[None]:
         sys.exit(130)
     except OSError as error:
         # Python would try once more at exit to write what is left, and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader of our output, such as `head`, has gone
             sys.exit(1)
         place = f" {error.filename}" if error.filename else ""

@@ -52,4 +52,4 @@ def test_explore_rejects_port_in_use(call, refused, run_dir):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = call("explore.py", f"--run_dir={run_dir}", "--serve", f"--port={port}")
-    refused(result, f"--port={port} cannot be used (Address already in use)")
+    refused(result, "Address already in use")
