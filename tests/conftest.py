@@ -47,7 +47,7 @@ _DATA = _TESTS / "data"
 # Folders with modules that tests of several folders import.
 sys.path.extend(
     str(_TESTS / name)
-    for name in ("", "client", "interop", "models", "oracles", "serving", "training")
+    for name in ("", "../examples", "client", "interop", "models", "oracles", "serving", "training")
 )
 
 

@@ -15,7 +15,6 @@ from keras_transformer.layers.kv_cache import (
 )
 from keras_transformer.layers.recurrent import (
     LSTM,
-    AdditiveAttention,
     LSTMState,
     RecurrentDecoder,
     RecurrentEncoder,
@@ -34,7 +33,6 @@ from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
 __all__ = [
     "LSTM",
-    "AdditiveAttention",
     "CrossAttention",
     "Decoder",
     "DecoderLayer",

@@ -221,55 +221,6 @@ class RecurrentMemory(NamedTuple):
     mask: Tensor  # bool [B, S], True at real tokens
 
 
-@keras.saving.register_keras_serializable(package="keras_transformer")
-class AdditiveAttention(Layer):
-    """Attention of one head: v^T tanh(W1 H + W2 h + b) scores a memory H (Bahdanau et al. 2015,
-    A.1.2), and the result is its mean, weighted by the softmax of the scores.
-
-    Args:
-        attention_dim: A, the width of the hidden layer.
-
-    Example:
-        >>> query, memory = np.ones((2, 5, 8), "float32"), np.ones((2, 7, 16), "float32")
-        >>> attention = AdditiveAttention(attention_dim=8)
-        >>> attention(query, memory, mask=np.arange(7) < [[7], [4]]).shape
-        TensorShape([2, 5, 16])
-    """
-
-    def __init__(self, attention_dim: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.attention_dim = attention_dim
-
-    def build(
-        self, query_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...]
-    ) -> None:
-        width = self.attention_dim
-        self.memory_dim = memory_shape[-1]
-        self.memory_projection = self._dense(width, "memory", memory_shape, use_bias=False)
-        self.query_projection = self._dense(width, "query", query_shape)
-        self.vector = self._dense(1, "vector", (None, width), use_bias=False)
-
-    def call(self, query: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """Returns [B, T, M] for queries [B, T, U], a memory [B, S, M] and its mask [B, S]."""
-        return self.attend(query, self.project_memory(memory, mask))[0]
-
-    def project_memory(self, values: Tensor, mask: Tensor) -> RecurrentMemory:
-        """Returns the memory of the encoder's output [B, S, M]."""
-        return RecurrentMemory(values, self.memory_projection(values), mask)
-
-    def attend(self, query: Tensor, memory: RecurrentMemory) -> tuple[Tensor, Tensor]:
-        """Returns the contexts [B, T, M] and weights, float32 [B, T, S], of queries [B, T, U]."""
-        query = self.query_projection(query)  # [B, T, A]
-        hidden = ops.tanh(query[:, :, None] + memory.keys[:, None])  # [B, T, S, A]
-        scores = ops.squeeze(self.vector(hidden), -1)
-        return weighted_mean(scores, memory.values, memory.mask[:, None])
-
-    def compute_output_shape(
-        self, query_shape: tuple[int | None, ...], *other_shapes: Any
-    ) -> tuple[int | None, ...]:
-        return (*query_shape[:-1], self.memory_dim)
-
-
 def weighted_mean(scores: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the softmax of scores applied to values, and the weights; the mean of none is 0.
 
@@ -289,12 +240,14 @@ def weighted_mean(scores: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor,
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class RecurrentDecoder(Layer):
-    """N layers of LSTM, and attention to a memory [B, S, 2 U].
+    """N layers of LSTM, and additive attention to a memory H [B, S, 2 U].
+
+    A state h scores it by v^T tanh(W1 H + W2 h + b) (Bahdanau et al. 2015, A.1.2).
 
     Args:
         num_layers: N.
         units: U, of each LSTM.
-        attention_dim: A, see `AdditiveAttention`; None for U.
+        attention_dim: A, the width of W1 H and W2 h; None for U.
         intra_decoder: whether the decoder attends to its own earlier states (Paulus et al. 2018,
             2.2).
         dropout: rate on the output of each layer, and on that of the decoder.
@@ -307,7 +260,7 @@ class RecurrentDecoder(Layer):
         >>> x, source = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
         >>> mask = np.arange(7) < [[7], [4]]
         >>> values, states = encoder.read(source, mask)
-        >>> decoder(x, decoder.attention.project_memory(values, mask), states).shape
+        >>> decoder(x, decoder.project_memory(values, mask), states).shape
         TensorShape([2, 5, 16])
     """
 
@@ -325,7 +278,7 @@ class RecurrentDecoder(Layer):
         options = {"dtype": self.dtype_policy}
         self.units = units
         self.layers = [LSTM(units, name=f"layer_{i}", **options) for i in range(num_layers)]
-        self.attention = AdditiveAttention(attention_dim or units, name="attention", **options)
+        self.attention_dim = attention_dim or units
         self.intra_decoder = intra_decoder
         self.dropout = Dropout(dropout, name="dropout", **options)
 
@@ -335,11 +288,18 @@ class RecurrentDecoder(Layer):
         for lstm in self.layers:
             lstm.build(input_shape)
             input_shape = hidden
-        self.attention.build(hidden, memory)
+        width = self.attention_dim
+        self.memory_projection = self._dense(width, "memory", memory, use_bias=False)
+        self.query_projection = self._dense(width, "query", hidden)
+        self.vector = self._dense(1, "vector", (None, width), use_bias=False)
         if self.intra_decoder:
             self.intra_query = self._dense(self.units, "intra_query", hidden, use_bias=False)
         width = (3 + self.intra_decoder) * self.units
         self.output_projection = self._dense(model_dim, "output", (*batch, width))
+
+    def project_memory(self, values: Tensor, mask: Tensor) -> RecurrentMemory:
+        """Returns the memory of the encoder's output [B, S, 2 U] and its mask [B, S]."""
+        return RecurrentMemory(values, self.memory_projection(values), mask)
 
     def call(
         self,
@@ -353,7 +313,7 @@ class RecurrentDecoder(Layer):
 
         Args:
             x: [B, T, D].
-            memory: from `AdditiveAttention.project_memory`.
+            memory: from `project_memory`.
             states: of each layer before the first token, from `RecurrentEncoder.read`.
             training: whether dropout is on.
             return_attention_scores: whether to return the weights too.
@@ -428,7 +388,10 @@ class RecurrentDecoder(Layer):
         Returns:
             [B, T, D], the weights of the memory, [B, T, S], and those of the past, or None.
         """
-        context, weights = self.attention.attend(hidden, memory)
+        query = self.query_projection(hidden)  # [B, T, A]
+        pairs = ops.tanh(query[:, :, None] + memory.keys[:, None])  # [B, T, S, A]
+        scores = ops.squeeze(self.vector(pairs), -1)
+        context, weights = weighted_mean(scores, memory.values, memory.mask[:, None])
         parts, past_weights = [hidden, context], None
         if self.intra_decoder:
             scores = ops.matmul(self.intra_query(hidden), ops.swapaxes(past, 1, 2))

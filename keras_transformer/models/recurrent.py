@@ -157,7 +157,7 @@ class RecurrentModel(Seq2SeqModel):
         x = self.source_dropout(self.source_embedding(source), training=training)
         mask = padding_mask(source)
         values, states = self.encoder.read(x, mask, training)
-        return self.decoder.attention.project_memory(values, mask), states
+        return self.decoder.project_memory(values, mask), states
 
     def _decoder_inputs(
         self, inputs: dict[str, Tensor], training: bool | None

@@ -25,7 +25,7 @@ from keras_transformer.training.settings import (
 )
 from keras_transformer.training.trainer import Stopped
 
-_TOY = pathlib.Path(__file__).parents[1] / "models" / "toy_architecture.py"
+_BAG = pathlib.Path(__file__).parents[2] / "examples" / "gru_architecture.py"
 
 
 def _contents(folder):
@@ -256,17 +256,17 @@ def test_file_with_the_name_of_a_standard_module_is_loaded(call, tmp_path):
 
 @pytest.mark.slow
 def test_user_architecture_trains_and_translates(call, refused, train_flags, tmp_path):
-    own = f"--user_module={_TOY}"
+    own = f"--user_module={_BAG}"
     not_of_it = ("--preset", "--num_", "--feed_forward")
     flags = [flag for flag in train_flags if not flag.startswith(not_of_it)]
-    flags += ["--architecture=toy", f"--run_dir={tmp_path}/run", "--train_steps=2"]
+    flags += ["--architecture=bag", f"--run_dir={tmp_path}/run", "--train_steps=2"]
     translate = ("translate.py", f"--run_dir={tmp_path}/run")
     with user_modules() as forget:
-        assert "--[no]reverse_source" in call("train.py", own, "--help").out
+        assert "--units" in call("train.py", own, "--help").out
         result = call("train.py", own, *flags)
         assert result.code == 0, result.err
         forget()
-        refused(call(*translate, stdin=b"ein\n"), "got 'toy'", "--user_module")
+        refused(call(*translate, stdin=b"ein\n"), "got 'bag'", "--user_module")
         translated = call(*translate, own, stdin=b"ein\n")
         assert translated.code == 0, translated.err
         assert len(translated.out.splitlines()) == 1

@@ -13,7 +13,6 @@ import keras_transformer.layers
 from keras_transformer.errors import InputError
 from keras_transformer.layers import (
     LSTM,
-    AdditiveAttention,
     CrossAttention,
     Decoder,
     DecoderLayer,
@@ -99,7 +98,6 @@ CASES = [
     Case(DecoderLayer, SUBLAYERS, (X, ENCODED), dict(attention_mask=CAUSAL, mask=PADDING)),
     Case(LSTM, dict(units=K, backwards=True), (X, IDS != 0)),
     Case(RecurrentEncoder, DEEP, (X, IDS != 0)),
-    Case(AdditiveAttention, dict(attention_dim=U), (X, normal(B, S, 7), IDS[:, :S] != 0)),
     Case(RecurrentDecoder, DEEP | dict(attention_dim=U, intra_decoder=True), (X, READ, STATES)),
     Case(Encoder, dict(num_layers=2, **SUBLAYERS, **WINDOWS), (X,), dict(mask=PADDING)),
     Case(UniversalEncoder, UNIVERSAL, (X,), dict(mask=PADDING)),

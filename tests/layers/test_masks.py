@@ -157,16 +157,6 @@ def test_keras_masks_equal_masks_as_arguments(name, mode):
     np.testing.assert_allclose(found[PADDING], expected[PADDING], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
-def test_layers_in_time_distributed_get_its_mask(name):
-    # Rows of words: each row of 5 is a sequence, whose padding must not be attended to.
-    layer, words = ENCODERS[name](), np.array([[[5, 6, 7, 8, 9], [5, 6, 7, 0, 0]]])
-    embedding = keras.layers.Embedding(10, D, mask_zero=True)
-    expected = layer(embedding(words[0]))[1, :3]
-    found = keras.layers.TimeDistributed(layer)(embedding(words))[0, 1, :3]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
 def test_keras_masks_pass_through_layers():
     embedding = keras.layers.Embedding(10, D, mask_zero=True)
     x = PositionalEncoding(D)(embedding(np.array([[5, 6, 0]])))

@@ -7,8 +7,8 @@ import functools
 
 import numpy as np
 import tiny_run
+from gru_architecture import BagConfig
 from keras import ops
-from toy_architecture import ToyConfig
 
 from keras_transformer.config import RecurrentConfig, TransformerConfig, UniversalConfig
 from keras_transformer.models import build_model
@@ -54,10 +54,10 @@ CONFIGS = {
     "universal, all": UniversalConfig(
         **HEADS, num_steps=3, norm_position="pre", positions="rotary", halting_bias=0.0,
     ),
-    "toy": ToyConfig(**SIZES | dict(model_dim=24)),
+    "bag": BagConfig(**SIZES, units=24),  # an example's, without attention
 }  # fmt: skip
 # Of each architecture the one with most weights and the largest state.
-VARIANTS = ["transformer, window", "recurrent, all", "universal, all", "toy"]
+VARIANTS = ["transformer, window", "recurrent, all", "universal, all", "bag"]
 # Three sentences with targets, EOS and padding included; the targets start with BOS.
 SOURCE = np.array([[4, 9, 5, 7, 3], [8, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
 TARGET = np.array([[2, 5, 6, 10, 4, 9], [2, 7, 7, 8, 0, 0], [2, 4, 0, 0, 0, 0]])

@@ -25,13 +25,13 @@ RUNS = {
     "transformer, window": dict(model_dim=16, feed_forward_dim=24),
     "recurrent, all": dict(model_dim=16),
     "universal, all": dict(model_dim=16, feed_forward_dim=24, num_steps=2),
-    "toy": {},
+    "bag": {},
 }
 STEPS = {"train_steps": 30, "checkpoint_steps": 10, "learning_rate": 0.02}
 SEARCH = SearchConfig(beam_size=3, max_source_length=8, max_extra_length=4, num_translations=2)
 SENTENCES = ["abc", "fed", "", "aabb", "c"]
 SIGNATURES = {"serving_default", "translate_options", "score", "tokens"}
-only_toy = pytest.mark.parametrize("config", ["toy"], indirect=True)
+only_bag = pytest.mark.parametrize("config", ["bag"], indirect=True)
 
 
 def _places(translations):
@@ -142,14 +142,14 @@ def test_c_program_serves_the_export(translator, exported, native_program):
 
 
 @pytest.mark.slow
-@only_toy
+@only_bag
 def test_without_attention_there_is_no_coverage_penalty(translator, exported):
     for model in (translator, load_exported(exported)):
         with pytest.raises(InputError, match="the model has no option coverage_penalty that can"):
             model.translate(SENTENCES, coverage_penalty=5.0)
 
 
-@only_toy
+@only_bag
 def test_run_of_an_unknown_architecture_is_rejected(created, monkeypatch):
     monkeypatch.setattr(config_module, "_ARCHITECTURES", {"transformer": TransformerConfig})
     with pytest.raises(InputError, match=r"config\.json: architecture must be one of tr.*, got"):

@@ -360,19 +360,6 @@ def test_compiled_model_from_a_file_trains_on(model, tmp_path):
     model.set_weights(start)
 
 
-def test_run_eagerly_turns_xla_off(model, monkeypatch):
-    seen = []
-
-    def call(inputs, training=None):
-        seen.append(hasattr(inputs["source"], "numpy"))
-        return Transformer.call(model, inputs, training)
-
-    monkeypatch.setattr(model, "call", call)
-    model.compile("sgd", SmoothedCrossEntropy(), jit_compile=True, run_eagerly=True)
-    model.train_on_batch(INPUTS, LABELS)
-    assert seen == [True]
-
-
 def test_metrics_of_a_single_worker_are_numbers():
     strategy = tf.distribute.MultiWorkerMirroredStrategy()  # of the only process
     with strategy.scope():

@@ -44,8 +44,7 @@ def answer(model: Any, source: Any, target: Any) -> Answer:
     """Returns what the model says of one sentence pair without padding."""
     config, decoder = model.config, model.decoder
     memory, states = read_source(model, source)
-    attention = decoder.attention
-    keys = affine(attention.memory_projection, memory)
+    keys = affine(decoder.memory_projection, memory)
     hiddens, logits, weights = [], [], []
     past_weights = np.zeros((len(target), len(target)))
     for time, token in enumerate(target):
@@ -53,8 +52,8 @@ def answer(model: Any, source: Any, target: Any) -> Answer:
         for layer, lstm in enumerate(decoder.layers):
             states[layer] = lstm_step(lstm, x, *states[layer])
             x = states[layer][0]
-        hidden = np.tanh(keys + affine(attention.query_projection, x))
-        weights.append(softmax(affine(attention.vector, hidden)[:, 0]))
+        hidden = np.tanh(keys + affine(decoder.query_projection, x))
+        weights.append(softmax(affine(decoder.vector, hidden)[:, 0]))
         parts = [x, weights[-1] @ memory]
         if config.intra_decoder_attention:
             earlier = np.array(hiddens)

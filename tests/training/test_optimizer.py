@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_run
-from toy_architecture import ToyConfig
+from gru_architecture import BagConfig
 
 from keras_transformer.config import RecurrentConfig, TransformerConfig, UniversalConfig
 from keras_transformer.errors import InputError
@@ -168,7 +168,7 @@ CASES = {
     ),
     "recurrent": (RecurrentConfig(**SIZES, hidden_dim=8), "encoder,embeddings"),
     "universal": (UniversalConfig(**HEADS, num_steps=2), "decoder"),
-    "a user's own": (ToyConfig(**SIZES), "reader"),
+    "a user's own": (BagConfig(**SIZES), "writer"),
 }
 SOURCE = np.array([[5, 6, 7, 3], [8, 3, 0, 0]])
 BATCH = ({"source": SOURCE, "target": np.array([[2, 9, 4, 6], [2, 5, 0, 0]])}, SOURCE)
