@@ -62,6 +62,7 @@ class TranslationMetrics(keras.callbacks.Callback):
                     "TranslationMetrics the vocabularies of the model"
                 )
         texts = self._text
+        self._task.check_references(texts.target, self._vocabularies[1])
         if self._task.evaluate(texts.target, texts.target, texts.source)["bleu"] is None:
             warnings.warn(
                 "BLEU of these pairs is undefined, since no target has four words: val_bleu is 0; "

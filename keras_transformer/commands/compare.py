@@ -20,7 +20,7 @@ from keras_transformer.commands.evaluation_set import EvaluationSet, digest
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.host import machine, package_versions
-from keras_transformer.tasks import Task, warn_of_normalization
+from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
@@ -142,7 +142,7 @@ def _translate(
 
     search = run.configs()._replace(task=task).search_config(search_options)
     model, source, target = common.load_translator([(run, checkpoint)])
-    warn_of_normalization(text.target, target)
+    task.check_references(text.target, target)
     translator = ModelTranslator(model, source, target, search, task=task)
     results = _TEST_SET.translate(translator, text.source)
     outputs = task.postprocess([best.text for best in results], text.source)

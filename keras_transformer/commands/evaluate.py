@@ -21,7 +21,7 @@ from keras_transformer.config import DataConfig, SearchConfig, check_options
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
 from keras_transformer.host import machine, package_versions
-from keras_transformer.tasks import Task, get_task, registered_tasks, warn_of_normalization
+from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
@@ -122,7 +122,7 @@ def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
             common.check_output(output.value, paths)
     search = configs._replace(task=task).search_config(search_options)
     model, source_vocabulary, vocabulary = common.load_translator(checkpoints)
-    warn_of_normalization(text.target, vocabulary)
+    task.check_references(text.target, vocabulary)
     translator = ModelTranslator(model, source_vocabulary, vocabulary, search, task=task)
     results = _TEST_SET.translate(translator, text.source)
     n_best = []

@@ -12,7 +12,6 @@ from keras_transformer.tasks.task import (
     get_task,
     register_task,
     registered_tasks,
-    warn_of_normalization,
 )
 from keras_transformer.tasks.translation import TranslationTask
 
@@ -26,5 +25,4 @@ __all__ = [
     "get_task",
     "register_task",
     "registered_tasks",
-    "warn_of_normalization",
 ]

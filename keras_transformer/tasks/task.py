@@ -339,6 +339,17 @@ class Task(JsonConfig, abc.ABC):
         """Returns "low" and "high" of the 95 % interval of each metric that has one."""
         return {}
 
+    def check_references(self, references: Sequence[str], vocabulary: "Vocabulary") -> None:
+        """Warns once of references that no output of a model with this vocabulary can equal."""
+        count, examples = vocabulary.normalization_changes(references)
+        if count:
+            shown = ", ".join(f"{before!r} to {after!r}" for before, after in examples)
+            warnings.warn(
+                f"the vocabulary changes characters of {count:,} of {len(references):,} "
+                f"references, which no output can equal: {shown}; scores are lower for it",
+                stacklevel=2,
+            )
+
     def measure(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> float:
@@ -385,18 +396,6 @@ def share_equal(outputs: Sequence[str], references: Sequence[str]) -> float:
     """Returns the share of outputs that equal their references, as `written`, in 0..1."""
     pairs = zip(map(written, outputs), map(written, references), strict=True)
     return sum(output == reference for output, reference in pairs) / len(outputs)
-
-
-def warn_of_normalization(references: Sequence[str], vocabulary: "Vocabulary") -> None:
-    """Warns once of references that a model cannot write, since its vocabulary changes them."""
-    count, examples = vocabulary.normalization_changes(references)
-    if count:
-        shown = ", ".join(f"{before!r} to {after!r}" for before, after in examples)
-        warnings.warn(
-            f"the vocabulary changes characters of {count:,} of {len(references):,} references, "
-            f"which no output can equal: {shown}; scores are lower for it",
-            stacklevel=2,
-        )
 
 
 @dataclasses.dataclass(frozen=True)

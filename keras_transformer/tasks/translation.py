@@ -1,6 +1,7 @@
 """Translation, measured by sacreBLEU (Post 2018)."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +12,8 @@ from keras_transformer.tasks.task import Metric, Task, register_task, share_equa
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
+
+    from keras_transformer.text import Vocabulary
 
 
 @register_task
@@ -39,6 +42,17 @@ class TranslationTask(Task):
     def read_answers(self, path: Path) -> list[str]:
         """Returns the lines of a file, with their pieces joined if `remove_bpe`."""
         return self.postprocess(super().read_answers(path), ())
+
+    def check_references(self, references: Sequence[str], vocabulary: "Vocabulary") -> None:
+        """Warns also of references that are tokenized, as sacreBLEU does on its own."""
+        super().check_references(references, vocabulary)
+        count = sum(text.endswith(" .") for text in references)
+        if self.bleu_tokenize != "none" and 2 * count > len(references):
+            warnings.warn(
+                f"{count:,} of {len(references):,} references end in ' .': if they are tokenized, "
+                "BLEU does not compare with others'; detokenize them, or give --bleu_tokenize=none",
+                stacklevel=2,
+            )
 
     def evaluate_each(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]

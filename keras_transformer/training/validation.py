@@ -93,6 +93,7 @@ class DevMetric:
         self._model = model
         self._task = task
         self._search = search or task.search_config(task.dev_search)
+        task.check_references(text.target, self._target)
         tokens = training.event_steps[1] * training.batch_tokens
         learned = list(map(task.target_text, text.target))
         lengths = [len(ids) + 1 for ids in self._target.encode(learned)]

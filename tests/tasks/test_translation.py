@@ -1,8 +1,11 @@
 """Translation: metrics, and words that were cut into pieces."""
 
+import warnings
+
 import pytest
 
 from keras_transformer.tasks.translation import TranslationTask, join_pieces
+from keras_transformer.text import learn_vocabulary
 
 
 def evaluate(outputs, references, **options):
@@ -90,3 +93,32 @@ def test_remove_bpe_joins_all_answers_and_references(tmp_path):
     pairs = (["an unhappy dog"], ["an unhap@@ py dog"], ["x"])
     assert task.evaluate_each(*pairs)[0]["exact_match"] == 1
     assert task.evaluate_n_best([["a", *pairs[0]]], *pairs[1:]) == {"exact_match": 1}
+
+
+@pytest.mark.parametrize(
+    "reference", [" the  dog ", "the\u2028dog", "the\rdog\x85", "the\vdog", "the\tdog"]
+)
+def test_exact_matches_compare_what_a_vocabulary_can_write(reference):
+    assert evaluate(["the dog"], [reference])["exact_match"] == 1
+    task = TranslationTask()
+    assert task.evaluate_each(["the dog"], [reference], ["x"])[0]["exact_match"] == 1
+    assert task.evaluate_n_best([["a", "the dog"]], [reference], ["x"])["exact_match"] == 1
+    assert evaluate(["the dogs"], [reference])["exact_match"] == 0
+
+
+@pytest.mark.parametrize(
+    ("references", "options", "part"),
+    [
+        (["the caf\u00e9", "a b"], {}, None),
+        (["the cafe\u0301", "a b"], {}, "1 of 2 references"),
+        (["the dog .", "a dog ."], {}, "2 of 2 references end in ' .'"),
+        (["the dog .", "a dog."], {}, None),
+        (["the dog .", "a dog ."], {"bleu_tokenize": "none"}, None),
+    ],
+)
+def test_references_that_lower_scores_give_one_warning(references, options, part):
+    vocabulary = learn_vocabulary(["the caf\u00e9 a b dog . s"] * 9, size=20, kind="char")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        TranslationTask(**options).check_references(references, vocabulary)
+    assert [part in str(each.message) for each in caught] == [True] * (part is not None)
