@@ -86,12 +86,6 @@ class Inflection(Task):
         outputs, references = ([*map(_normalized, side)] for side in (outputs, references))
         return super().evaluate_each(outputs, references, sources)
 
-    def evaluate_n_best(
-        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
-    ) -> dict[str, Any]:
-        n_best = [[*map(_normalized, forms)] for forms in n_best]
-        return super().evaluate_n_best(n_best, [*map(_normalized, references)], sources)
-
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         shares = {"exact match": results["exact_match"], **results["categories"]}
         return {name: f"{100 * share:.2f} %" for name, share in shares.items()}

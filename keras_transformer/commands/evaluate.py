@@ -26,8 +26,8 @@ from keras_transformer.tasks import Task, get_task, registered_tasks
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
 
-    # Task, test set, n-best list of each sentence, and what made them, for --json.
-    Evaluated = tuple[Task, ParallelText, list[list[str]], dict[str, Any]]
+    # Task, test set, output of each sentence, and what made them, for --json.
+    Evaluated = tuple[Task, ParallelText, list[str], dict[str, Any]]
 
 _RUN_DIR = command_flags.define_run_dirs_flag()
 _MODEL = command_flags.define_model_flag()
@@ -76,8 +76,7 @@ def main(arguments: list[str]) -> None:
         common.load_tensorflow(one_dnn=False)
         with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
             evaluated = _answer(run_dirs, search)
-    task, text, n_best, made_by = evaluated
-    outputs = [best for best, *_ in n_best]
+    task, text, outputs, made_by = evaluated
     if _OUTPUT.value is not None:
         lines = (replace_control_characters(line) + "\n" for line in outputs)
         write_atomically(_OUTPUT.value, "".join(lines))
@@ -87,20 +86,14 @@ def main(arguments: list[str]) -> None:
         lines = ("\t".join(map(replace_control_characters, row)) + "\n" for row in table)
         write_atomically(_EACH.value, "".join(lines))
     metrics = task.evaluate(outputs, text.target, text.source)
-    n_best_scores: dict[str, Any] = {}
-    if any(len(answers) > 1 for answers in n_best):
-        values = task.evaluate_n_best(n_best, text.target, text.source)
-        n_best_scores = {f"n_best_{name}": value for name, value in values.items()}
     if _JSON.value:
         intervals = task.intervals(outputs, text.target, text.source)
-        record = {**metrics, **n_best_scores, "intervals_95": intervals}
+        record = {**metrics, "intervals_95": intervals}
         record |= {"sentences": len(outputs), **made_by, "test_set_sha256": digest(text)}
         print(json.dumps(record))
         return
     checkpoint = {"checkpoint": made_by["checkpoint"]} if made_by else {}
     shown = {**checkpoint, "sentences": f"{len(outputs):,}", **task.report(metrics)}
-    for name, value in n_best_scores.items():
-        shown[name] = "undefined" if value is None else f"{value:.4g}"
     width = max(map(len, shown))
     for label, value in shown.items():
         print(f"{label:{width}}  {value}")
@@ -125,10 +118,7 @@ def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
     task.check_references(text.target, vocabulary)
     translator = ModelTranslator(model, source_vocabulary, vocabulary, search, task=task)
     results = _TEST_SET.translate(translator, text.source)
-    n_best = []
-    for best, source in zip(results, text.source, strict=True):
-        texts = list(map(str, (best, *best.alternatives)))
-        n_best.append(task.postprocess(texts, [source] * len(texts)))
+    outputs = task.postprocess([best.text for best in results], text.source)
     made_by = {
         "date": datetime.date.today().isoformat(),
         "checkpoint": _MODEL.value or ",".join(name for _, name in checkpoints),
@@ -140,7 +130,7 @@ def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
         "versions": package_versions(),
         "machine": machine(),
     }
-    return task, text, n_best, made_by
+    return task, text, outputs, made_by
 
 
 def _read_answers(path: str) -> "Evaluated":
@@ -155,4 +145,4 @@ def _read_answers(path: str) -> "Evaluated":
         raise InputError(
             f"{path} has {len(answers):,} outputs for {len(text.source):,} sentences; give one each"
         )
-    return task, text, [[answer] for answer in answers], {}
+    return task, text, answers, {}

@@ -110,13 +110,7 @@ class PronunciationTask(Task):
         substitutions of phones between each answer and its nearest reference, over the phones of
         these references. A source that occurs several times is one word with several references.
         """
-        return self.evaluate_n_best([[output] for output in outputs], references, sources)
-
-    def evaluate_n_best(
-        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
-    ) -> dict[str, Any]:
-        """Returns the error rates of the best answer for each word among several."""
-        answers = dict(zip(sources, n_best, strict=True))
+        answers = dict(zip(sources, outputs, strict=True))
         variants = self._variants(references, sources)
         nearest = [self._compare(answers[word], variants[word]) for word in variants]
         edits, phones = zip(*nearest, strict=True)
@@ -133,7 +127,7 @@ class PronunciationTask(Task):
         variants = self._variants(references, sources)
         rows = []
         for output, reference, word in zip(outputs, references, sources, strict=True):
-            edits, phones = self._compare([output], variants[word])
+            edits, phones = self._compare(output, variants[word])
             row = {"exact_match": int(not edits), "edits": edits, "phones": phones}
             rows.append(row | {"output": output, "reference": reference})
         return rows
@@ -146,20 +140,17 @@ class PronunciationTask(Task):
             variants.setdefault(word, []).append(reference)
         return variants
 
-    def _compare(self, answers: Sequence[str], references: Sequence[str]) -> tuple[int, int]:
+    def _compare(self, answer: str, references: Sequence[str]) -> tuple[int, int]:
         """Returns the fewest edits between an answer and a reference, and this reference's phones.
 
         Of several nearest references the longest counts.
         """
         from rapidfuzz.distance import Levenshtein
 
-        outputs, variants = (
-            [normalize_phones(text, self.keep_stress).split() for text in texts]
-            for texts in (answers, references)
-        )
+        output = normalize_phones(answer, self.keep_stress).split()
         edits, negative_length = min(
-            (Levenshtein.distance(*pair), -len(pair[1]))
-            for pair in itertools.product(outputs, variants)
+            (Levenshtein.distance(output, phones), -len(phones))
+            for phones in (normalize_phones(text, self.keep_stress).split() for text in references)
         )
         return edits, -negative_length
 

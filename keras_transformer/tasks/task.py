@@ -293,20 +293,6 @@ class Task(JsonConfig, abc.ABC):
             for output, reference in zip(outputs, references, strict=True)
         ]
 
-    def evaluate_n_best(
-        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
-    ) -> dict[str, Any]:
-        """Compares n-best lists with their references, by the best answer of each list.
-
-        Returns:
-            Numbers by name; by default the share of lists that contain the reference.
-        """
-        found = [
-            written(reference) in map(written, outputs)
-            for outputs, reference in zip(n_best, references, strict=True)
-        ]
-        return {"exact_match": sum(found) / len(found)}
-
     def compare(
         self,
         systems: Mapping[str, Sequence[str]],

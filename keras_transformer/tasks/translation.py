@@ -59,11 +59,6 @@ class TranslationTask(Task):
     ) -> list[dict[str, Any]]:
         return super().evaluate_each(outputs, self.postprocess(references, sources), sources)
 
-    def evaluate_n_best(
-        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
-    ) -> dict[str, Any]:
-        return super().evaluate_n_best(n_best, self.postprocess(references, sources), sources)
-
     def evaluate(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> dict[str, Any]:

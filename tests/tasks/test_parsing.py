@@ -98,15 +98,6 @@ def test_f1_counts_sentences_that_evalb_ignores_and_no_root(root):
     assert (report["errors"].split(), report["skipped"].split()) == (["0", "0"], ["1", "1"])
 
 
-def test_best_tree_of_an_n_best_list_counts():
-    """A root and functional tags of the reference do not matter, as in `evaluate`."""
-    reference, wrong = TREE, ANSWER.replace("(VP (VBZ barks))", "(VBZ barks)")
-    lists = [[wrong, ANSWER], [wrong, ""]]
-    assert ParsingTask().evaluate_n_best(lists[:1], [reference], [""]) == {"f1": 100}
-    both = ParsingTask().evaluate_n_best(lists, [reference] * 2, ["", ""])
-    assert both["f1"] == ParsingTask().evaluate([ANSWER, wrong], [reference] * 2, ["", ""])["f1"]
-
-
 def test_white_space_between_words_is_read_as_spaces():
     task = ParsingTask()
     text = task.read_text(tf.constant(["the\tdog \n\x0b barks"]))

@@ -92,7 +92,6 @@ def test_remove_bpe_joins_all_answers_and_references(tmp_path):
     assert task.read_answers(tmp_path / "answers") == ["an unhappy dog"]
     pairs = (["an unhappy dog"], ["an unhap@@ py dog"], ["x"])
     assert task.evaluate_each(*pairs)[0]["exact_match"] == 1
-    assert task.evaluate_n_best([["a", *pairs[0]]], *pairs[1:]) == {"exact_match": 1}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,6 @@ def test_exact_matches_compare_what_a_vocabulary_can_write(reference):
     assert evaluate(["the dog"], [reference])["exact_match"] == 1
     task = TranslationTask()
     assert task.evaluate_each(["the dog"], [reference], ["x"])[0]["exact_match"] == 1
-    assert task.evaluate_n_best([["a", "the dog"]], [reference], ["x"])["exact_match"] == 1
     assert evaluate(["the dogs"], [reference])["exact_match"] == 0
 
 

@@ -183,22 +183,6 @@ class ParsingTask(Task):
         """Returns EVALB's numbers of each sentence."""
         return [score._asdict() for score in self._scores(outputs, references)]
 
-    def evaluate_n_best(
-        self, n_best: Sequence[Sequence[str]], references: Sequence[str], sources: Sequence[str]
-    ) -> dict[str, Any]:
-        """Returns "f1" of the tree of each list that has the highest F1 of its sentence."""
-
-        def f1(output: str, reference: str) -> float:
-            (score,) = self._scores([output], [reference])
-            is_valid = score.status == "ok" and score.matched > 0
-            return score.matched / (score.reference + score.output) if is_valid else 0.0
-
-        best = [
-            max(trees_of_one, key=lambda tree: f1(tree, reference))
-            for trees_of_one, reference in zip(n_best, references, strict=True)
-        ]
-        return {"f1": self.evaluate(best, references, sources)["f1"]}
-
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns "f1", and EVALB's summaries of all and of short sentences side by side."""
         every, short = results["evalb"], results[f"evalb_{trees.SHORT}"]
