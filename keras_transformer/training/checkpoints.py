@@ -222,12 +222,13 @@ class Checkpoints:
         with writing(f"checkpoint {name} to {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             with temporary_folder(self.folder) as aside:
-                path = aside / "arrays"
-                path.write_bytes(safetensors.numpy.save(dict(arrays)))
+                path, content = aside / "arrays", safetensors.numpy.save(dict(arrays))
+                path.write_bytes(content)
                 sync(path)
                 for replaced in (AVERAGE, name):  # no average is older than the newest checkpoint
                     self.drop(replaced)
-                self._update_manifest(step, metrics, **{name: sha256([path])})
+                digest = hashlib.sha256(content).hexdigest()
+                self._update_manifest(step, metrics, **{name: digest})
                 os.replace(path, self.path(name))
 
     # Reading

@@ -63,8 +63,7 @@ class RunDirectory:
         path: the directory.
 
     Attributes:
-        path: the directory.
-        metrics_path: the file with a line for each stretch of training; see `metrics.py`.
+        path, metrics_path: the directory, and its file with a line for each stretch of training.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,8 +72,7 @@ class RunDirectory:
         self.path = local_path(path)
         self.metrics_path = self.path / "metrics.jsonl"
         self._config_path = self.path / "config.json"
-        self._source_path = self.path / "source.model"
-        self._target_path = self.path / "target.model"
+        self._vocabulary_paths = self.path / "source.model", self.path / "target.model"
 
     @classmethod
     def create(
@@ -186,11 +184,11 @@ class RunDirectory:
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             self.checkpoints().drop(START)  # of an attempt that was interrupted here
-        source.save(self._source_path)
-        fingerprints = {self._source_path.name: source.fingerprint}
-        if target.fingerprint != source.fingerprint:
-            target.save(self._target_path)
-            fingerprints[self._target_path.name] = target.fingerprint
+        fingerprints: dict[str, str] = {}
+        for path, vocabulary in zip(self._vocabulary_paths, (source, target), strict=True):
+            if vocabulary.fingerprint not in fingerprints.values():
+                vocabulary.save(path)
+                fingerprints[path.name] = vocabulary.fingerprint
         if start is not None:
             self.checkpoints().save_weights(start, START)
         if configs.training.precision == "auto":
@@ -217,11 +215,8 @@ class RunDirectory:
         with self.lock():
             before = self.configs()
             before.check_may_become(changed)
-            was, will_be = (
-                (values.training.average_last, values.training.average_best)
-                for values in (before, changed)
-            )
-            if was != will_be:
+            was, will_be = before.training, changed.training
+            if (was.average_last, was.average_best) != (will_be.average_last, will_be.average_best):
                 self.checkpoints().drop(AVERAGE)  # made again when the run comes to its end
             self._update_config(**changed.to_dict())
 
@@ -282,13 +277,14 @@ class RunDirectory:
                 with: truncated, or copied from another run.
         """
         with self._config() as values:
-            fingerprints = dict(values["vocabularies"]) if "vocabularies" in values else None
-        paths = [self._source_path]
-        if self._target_path.name in fingerprints if fingerprints else self._target_path.exists():
-            paths.append(self._target_path)
-        vocabularies = [Vocabulary.load(path) for path in paths]
-        for path, vocabulary in zip(paths, vocabularies, strict=True):
-            if fingerprints and vocabulary.fingerprint != fingerprints.get(path.name):
+            fingerprints = dict(values.get("vocabularies", {}))  # none in a model of the package
+        source, target = self._vocabulary_paths
+        has_two = target.name in fingerprints if fingerprints else target.exists()
+        vocabularies = []
+        for path in (source, target) if has_two else (source,):
+            vocabularies.append(Vocabulary.load(path))
+            fingerprint = vocabularies[-1].fingerprint
+            if fingerprint != fingerprints.get(path.name, fingerprint):
                 raise InputError(
                     f"{path} is not the vocabulary that the run was created with; restore it from "
                     "a copy"
@@ -334,11 +330,10 @@ class RunDirectory:
     def is_stalled(self, step: int) -> bool:
         """Whether `stop_metric`, if the run has one, ends it at a step."""
         configs = self.configs()
-        training = configs.training
-        if training.stop_metric is None:
+        name, patience = configs.training.stop_metric, configs.training.stop_patience
+        if name is None:
             return False
-        metric = configs.task.find_metric(training.stop_metric)
-        return self.checkpoints().is_stalled(step, metric, training.stop_patience)
+        return self.checkpoints().is_stalled(step, configs.task.find_metric(name), patience)
 
     def is_finished(self) -> bool:
         """Whether training has come to its end, by the number of steps or by `stop_metric`."""
