@@ -51,25 +51,17 @@ class ModelConfig(JsonConfig):
     )
     model_dim: int = option(512, "Width of embeddings and hidden states, d_model.", minimum=1)
     dropout: float = option(
-        0.1,
-        "Dropout rate on the output of each sub-layer, before the residual sum (5.4).",
-        minimum=0,
-        below=1,
+        0.1, "Dropout rate of the output of each sub-layer (5.4).", minimum=0, below=1
     )
     embedding_dropout: float | None = option(
-        None,
-        "Dropout rate on the input of encoder and decoder. Default: dropout, as in the paper.",
-        minimum=0,
-        below=1,
+        None, "Dropout rate of both inputs. Default: dropout, as in the paper.", minimum=0, below=1
     )
     share_embeddings: Literal["all", "target", "none"] = option(
         "all",
         '"all" shares one matrix among source embedding, target embedding and output '
         'projection (3.4), "target" shares it between the last two, "none" shares nothing.',
     )
-    scale_embeddings: bool = option(
-        True, "Multiply embeddings by the square root of model_dim (3.4)."
-    )
+    scale_embeddings: bool = option(True, "Multiply embeddings by sqrt(model_dim) (3.4).")
     output_bias: bool = option(False, "Give the output projection a bias.")
 
     def __post_init__(self) -> None:
@@ -210,12 +202,10 @@ class TransformerLayersConfig(ModelConfig):
     feed_forward_dim: int = option(2048, "Inner width of the feed-forward layers, d_ff.", minimum=1)
     num_heads: int = option(8, "Attention heads, h.", minimum=1)
     key_dim: int | None = option(
-        None,
-        "Width of the queries and keys of a head, d_k. Default: model_dim / num_heads.",
-        minimum=1,
+        None, "Width of a head's queries and keys, d_k. Default: model_dim / num_heads.", minimum=1
     )
     value_dim: int | None = option(
-        None, "Width of the values of a head, d_v. Default: model_dim / num_heads.", minimum=1
+        None, "Width of a head's values, d_v. Default: model_dim / num_heads.", minimum=1
     )
     activation: Literal["relu", "swish", "gelu", "gelu_tanh", "gelu_sigmoid"] = option(
         "relu",
@@ -227,14 +217,12 @@ class TransformerLayersConfig(ModelConfig):
     )
     feed_forward_dropout: float = option(
         0.0,
-        "Dropout rate after the activation of the feed-forward layers; 0 in the paper.",
+        "Dropout rate after the activation of feed-forward; 0 in the paper.",
         minimum=0,
         below=1,
     )
     norm_position: Literal["post", "pre"] = option(
-        "post",
-        '"post" as in the paper, or "pre": before each sub-layer, and once more at the end of '
-        "each stack.",
+        "post", 'Norms after each sub-layer, "post", as in the paper, or before each, "pre".'
     )
     norm_epsilon: float = option(1e-6, "Epsilon of layer normalization.", minimum=0)
     positions: Positions = option(
@@ -247,7 +235,7 @@ class TransformerLayersConfig(ModelConfig):
     )
     max_relative_distance: int = option(
         16,
-        "Largest distance that relative positions distinguish.",
+        "Largest distance that relative positions tell apart.",
         minimum=1,
         needs={"positions": ("relative",)},
     )
@@ -260,9 +248,7 @@ class TransformerLayersConfig(ModelConfig):
         minimum=1,
         needs={"positions": ("learned",)},
     )
-    attention_bias: bool = option(
-        False, "Give the projections of attention a bias; the paper has none."
-    )
+    attention_bias: bool = option(False, "Give the projections of attention a bias.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -316,28 +302,24 @@ class TransformerConfig(TransformerLayersConfig):
 
     num_layers: int = option(6, "Layers of the encoder, and of the decoder, N.", minimum=1)
     decoder_layers: int | None = option(
-        None, "Layers of the decoder; num_layers if not given.", minimum=1
+        None, "Layers of the decoder. Default: num_layers.", minimum=1
     )
-    embedding_norm: bool = option(
-        False, "Normalize the input of encoder and decoder, embedding plus position."
-    )
+    embedding_norm: bool = option(False, "Normalize embeddings plus positions.")
     share_positions: bool = option(
         True,
-        "Let encoder and decoder share the table of learned positions; otherwise each has its own, "
-        "as in fairseq.",
+        "Let encoder and decoder share the table of learned positions.",
         needs={"positions": ("learned",)},
     )
     source_eos: bool = option(True, "Let the encoder read the EOS that ends each source.")
     encoder_attention_window: int | None = option(
         None,
-        "Odd number of tokens that a source token attends to, centered on itself. Default: all.",
+        "Odd: tokens that a source token attends to, around itself. Default: all.",
         minimum=1,
         is_odd=True,
     )
     decoder_attention_window: int | None = option(
         None,
-        "Odd r: a target token attends to itself and to the (r - 1) / 2 tokens before it. "
-        "Default: all.",
+        "Odd r: a target token attends to itself and (r - 1) / 2 before it. Default: all.",
         minimum=1,
         is_odd=True,
     )
@@ -366,18 +348,14 @@ class UniversalConfig(TransformerLayersConfig):
     }
 
     num_steps: int = option(
-        6,
-        "How often the shared layer is applied; with adaptive_steps, at most.",
-        minimum=1,
+        6, "Applications of the shared layer; with adaptive_steps, at most.", minimum=1
     )
     adaptive_steps: bool = option(
-        True,
-        "Let each token halt by itself (adaptive computation time, Graves 2016); otherwise "
-        "each takes num_steps.",
+        True, "Let each token halt by itself (adaptive computation time, Graves 2016)."
     )
     halting_epsilon: float = option(
         0.01,
-        "A token halts once its halting probabilities sum to more than 1 - epsilon.",
+        "A token halts once its probabilities sum to over 1 - epsilon.",
         above=0,
         below=1,
         needs={"adaptive_steps": (True,)},
@@ -420,14 +398,11 @@ class RecurrentConfig(ModelConfig):
 
     num_layers: int = option(1, "Layers of the encoder, and of the decoder.", minimum=1)
     hidden_dim: int = option(
-        512,
-        "Units of an LSTM, U; a layer of the encoder has two, one for each direction.",
-        minimum=1,
+        512, "Units of an LSTM, U; a layer of the encoder has two LSTMs.", minimum=1
     )
     attention_dim: int | None = option(
         None,
-        "Width of the hidden layer of additive attention, v^T tanh(W1 H + W2 h + b) (Bahdanau et "
-        "al. 2015). Default: hidden_dim.",
+        "Inner width of additive attention (Bahdanau et al. 2015). Default: hidden_dim.",
         minimum=1,
     )
     intra_decoder_attention: bool = option(
