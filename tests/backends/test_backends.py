@@ -256,11 +256,11 @@ def test_commands_name_the_backend_that_they_need(backend, tmp_path):
         text=True,
     )
     assert done.returncode == 1
-    assert f"need Keras's TensorFlow backend, got '{backend}'; set KERAS_BA" in done.stderr
+    assert f"Keras's TensorFlow backend, got '{backend}'; set KERAS_BA" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_search_on_another_backend_is_rejected(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
-    with pytest.raises(InputError, match="need Keras's TensorFlow backend, got 'jax'; set KERAS"):
+    with pytest.raises(InputError, match="Keras's TensorFlow backend, got 'jax'; set KERAS"):
         importlib.reload(search)
