@@ -1,6 +1,7 @@
 """Configurations: the paper's numbers, declared ranges, a round trip, a line for each mistake."""
 
 import dataclasses
+import json
 import typing
 
 import numpy as np
@@ -93,7 +94,7 @@ def test_unknown_preset_error_lists_presets(kind):
     ],
 )
 def test_json_round_trip(config):
-    assert type(config).from_json(config.to_json()) == config
+    assert type(config).from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
 @pytest.mark.parametrize(("kind", "values"), SMALLEST.items())
@@ -105,12 +106,10 @@ def test_unknown_field_is_rejected(kind, values):
             use(colour=3)
 
 
-def test_paths_get_the_home_folder_and_must_be_on_this_machine(monkeypatch):
+def test_paths_get_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/mine")
     data = DataConfig(train_source="~/a.en, b.en", train_target="~/a.de,b.de")
     assert data.train_source == "/home/mine/a.en,b.en"
-    with pytest.raises(InputError, match="s3://bucket/v is not on this machine"):
-        data.replace(vocabulary="s3://bucket/v")
 
 
 _VALUES = [
@@ -186,89 +185,56 @@ def test_every_number_declares_a_range(kind):
             assert bounds[0] is bounds[1] is bounds[3] is None, field.name
 
 
-# Mistakes
+# Mistakes: values that break a rule of several fields, and the field that the error names.
 
-ERRORS = {
-    Ranges: [
-        (dict(number=0), "number must be at least 1, got 0$"),
-        (dict(number=10), "number must be at most 9, got 10$"),
-        (dict(number=4), "number must be odd, got 4; use 3 or 5$"),
-        (dict(share=0.0), "share must be above 0, got 0.0$"),
-        (dict(share=1), "share must be below 1, got 1$"),
-        (dict(words=("a", "b", "c")), "the number of words must be at most 2, got 3$"),
-    ],
-    TransformerConfig: [
-        (dict(positions="rope"), "positions must be one of sinusoidal, concatenated, halves, "),
-        (dict(positions="rotary", key_dim=5), "key_dim must be even for rotary positions, got 5"),
-        (
-            dict(positions="learned", max_positions=64, first_position=64),
-            "first_position must be below max_positions 64, got 64",
-        ),
-        (dict(num_heads=3), "model_dim 512 is not divisible by num_heads 3"),
-        (dict(model_dim=15, num_heads=5), "model_dim must be even for sinusoidal pos.*, got 15"),
-        (dict(target_vocabulary_size=20), "share_embeddings 'all' needs one vocabulary"),
-        (dict(max_relative_distance=8), "max_relative_distance .* sinusoidal; .* to relative$"),
-        (dict(max_positions=99), "max_positions cannot be combined with positions sinusoidal"),
-        (dict(share_positions=False), "share_positions cannot be .* sinusoidal; .* to learned$"),
-        (dict(positions="rotary", first_position=1), "first_position cannot be combined with pos"),
-    ],
-    UniversalConfig: [
-        (dict(adaptive_steps=False, halting_bias=0.5), "halting_bias .* adaptive_steps False; rem"),
-        (dict(adaptive_steps=False, ponder_weight=0.1), "ponder_weight cannot be combined with ad"),
-    ],
-    DataConfig: [
-        (dict(train_source=None, train_target=None), "no training data: give train_source and"),
-        (dict(train_target=None), "train_source and train_target must name the same number of fil"),
-        (dict(train_source="a,b"), "train_source and train_target must name the same number of fi"),
-        (dict(subword_sampling=0.1, vocabulary_kind="word"), "subword_sampling needs .*, got word"),
-        (
-            dict(subword_sampling=0.1, source_level="char", target_level="word"),
-            "subword_sampling needs vocabulary_kind bpe or unigram",
-        ),
-        (dict(dev_source="a"), "dev_source and dev_target must be given together; one is missing"),
-        (dict(test_target="a"), "test_source and test_target must be given together"),
-        (dict(dev_source="a,b", dev_target="c"), "dev_source and dev_target must name the same"),
-        (dict(dev_source="a", dev_target="b", dev_file="c"), "dev_file cannot be combined"),
-        (dict(target_vocabulary="a"), "target_vocabulary has no effect without vocabulary; give"),
-        (dict(vocabulary="a", target_level="word"), "target_level cannot .* vocabulary a; remove"),
-        (dict(vocabulary="a", vocabulary_size=9), "vocabulary_size cannot .* vocabulary a; remove"),
-        (dict(reverse=True), "reverse has no effect without dataset; give dataset too, or remove"),
-    ],
-    TrainingConfig: [
-        (dict(precision="float16"), "precision must be one of float32, mixed_bfloat16, "),
-        (dict(checkpoint_steps=6, validation_steps=4), "validation_steps 4 must divide .*_steps 6"),
-        (dict(average_last=6, keep_checkpoints=5), "average_last 6 is larger than keep_checkpoint"),
-        (dict(average_best=2, keep_best=1), "average_best 2 is larger than keep_best 1"),
-        (dict(average_best=1, validation_time_share=0.0), "average_best .* validation_time_share"),
-        (dict(stop_metric="bleu", validation_time_share=0.0), "bleu .* validation_time_share is 0"),
-        (
-            dict(schedule="cosine", warmup_steps=9, train_steps=9),
-            "schedule cosine needs steps after its warm-up, but warmup_steps is 9 of 9",
-        ),
-        (
-            dict(stop_patience=5),
-            "stop_patience has no effect without stop_metric; give stop_metric",
-        ),
-        (dict(optimizer="adamw"), "optimizer adamw needs weight_decay above 0, for example"),
-        (dict(schedule="inverse_sqrt"), "schedule inverse_sqrt needs learning_rate, its peak"),
-    ],
-    SearchConfig: [
-        (dict(banned_phrases=["a", " "]), r"banned_phrases must not be blank, got \('a', ' '\)"),
-        (dict(num_translations=5), "num_translations 5 is larger than beam_size 4"),
-        (dict(temperature=0.5), "temperature cannot be combined with method beam"),
-        (dict(method="sampling", early_stop="first"), "early_stop cannot be combined with method"),
-        (dict(min_length=9, max_length=8), "min_length 9 is larger than max_length 8"),
-    ],
-}
+MISTAKES = [
+    (Ranges, dict(number=0), "number"),
+    (Ranges, dict(number=10), "number"),
+    (Ranges, dict(number=4), "number"),
+    (Ranges, dict(share=0.0), "share"),
+    (Ranges, dict(share=1), "share"),
+    (Ranges, dict(words=("a", "b", "c")), "words"),
+    (TransformerConfig, dict(positions="rope"), "positions"),
+    (TransformerConfig, dict(positions="rotary", key_dim=5), "key_dim"),
+    (TransformerConfig, dict(positions="learned", first_position=1024), "max_positions"),
+    (TransformerConfig, dict(num_heads=3), "num_heads"),
+    (TransformerConfig, dict(model_dim=15, num_heads=5), "model_dim"),
+    (TransformerConfig, dict(target_vocabulary_size=20), "share_embeddings"),
+    (TransformerConfig, dict(max_relative_distance=8), "max_relative_distance"),
+    (TransformerConfig, dict(max_positions=99), "max_positions"),
+    (TransformerConfig, dict(share_positions=False), "share_positions"),
+    (TransformerConfig, dict(positions="rotary", first_position=1), "first_position"),
+    (UniversalConfig, dict(adaptive_steps=False, halting_bias=0.5), "halting_bias"),
+    (DataConfig, dict(train_source=None, train_target=None), "train_source"),
+    (DataConfig, dict(train_source="a,b"), "train_target"),
+    (DataConfig, dict(subword_sampling=0.1, vocabulary_kind="word"), "subword_sampling"),
+    (DataConfig, dict(dev_source="a"), "dev_target"),
+    (DataConfig, dict(dev_source="a", dev_target="b", dev_file="c"), "dev_file"),
+    (DataConfig, dict(target_vocabulary="a"), "target_vocabulary"),
+    (DataConfig, dict(vocabulary="a", vocabulary_size=9), "vocabulary_size"),
+    (DataConfig, dict(reverse=True), "reverse"),
+    (TrainingConfig, dict(precision="float16"), "precision"),
+    (TrainingConfig, dict(checkpoint_steps=6, validation_steps=4), "validation_steps"),
+    (TrainingConfig, dict(average_last=6, keep_checkpoints=5), "average_last"),
+    (TrainingConfig, dict(average_best=2, keep_best=1), "average_best"),
+    (TrainingConfig, dict(stop_metric="bleu", validation_time_share=0.0), "validation_time_share"),
+    (TrainingConfig, dict(schedule="cosine", warmup_steps=9, train_steps=9), "warmup_steps"),
+    (TrainingConfig, dict(stop_patience=5), "stop_patience"),
+    (TrainingConfig, dict(optimizer="adamw"), "weight_decay"),
+    (TrainingConfig, dict(schedule="inverse_sqrt"), "learning_rate"),
+    (SearchConfig, dict(banned_phrases=["a", " "]), "banned_phrases"),
+    (SearchConfig, dict(num_translations=5), "num_translations"),
+    (SearchConfig, dict(temperature=0.5), "temperature"),
+    (SearchConfig, dict(method="sampling", early_stop="first"), "early_stop"),
+    (SearchConfig, dict(min_length=9, max_length=8), "min_length"),
+]
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "message"), [(kind, *row) for kind, rows in ERRORS.items() for row in rows]
-)
-def test_mistakes_are_one_clear_line(kind, changes, message):
+@pytest.mark.parametrize(("kind", "changes", "name"), MISTAKES)
+def test_mistakes_are_one_line_that_names_the_field(kind, changes, name):
     valid = SMALLEST.get(kind, dict(number=9, share=0.5, words=("a", "b")))
     kind(**valid)
-    with pytest.raises(InputError, match=f"^{message}") as caught:
+    with pytest.raises(InputError, match=name) as caught:
         kind(**valid | changes)
     assert "\n" not in str(caught.value)
 
@@ -277,7 +243,7 @@ def test_options_without_effect_are_reset_beside_a_change():
     training = TrainingConfig(stop_metric="bleu", stop_patience=5)
     assert training.replace(stop_metric=None) == TrainingConfig()
     assert SearchConfig(early_stop="first").replace(method="sampling").early_stop == "exact"
-    with pytest.raises(InputError, match=r"^stop_patience has no effect without"):
+    with pytest.raises(InputError, match="stop_patience has no effect"):
         training.replace(stop_metric=None, stop_patience=3)
 
 
@@ -316,7 +282,7 @@ def test_corpora_are_counted():
         ({"num_translations": 0}, "num_translations must be at least 1"),
         ({"beam_size": "two"}, "beam_size must be a whole number"),
         ({"num_translations": 2000}, "beam_size must be at most 1000"),
-        ({"top_k": 5, "early_stop": "first"}, "early_stop cannot be combined with method sampling"),
+        ({"top_k": 5, "early_stop": "first"}, "early_stop has no effect"),
     ],
 )
 def test_check_options_assumes_that_missing_options_fit(options, message):

@@ -5,10 +5,9 @@ set it. Checks, command-line flags and the options that a run keeps are derived 
 """
 
 import dataclasses
-import json
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -66,7 +65,7 @@ def option(
 
 
 class JsonConfig:
-    """Base of configurations: frozen dataclasses that check their fields, with a JSON round trip.
+    """Base of configurations: frozen dataclasses that check their fields, and dictionaries of them.
 
     Numbers of NumPy become Python's. A subclass that has rules for several fields together checks
     them in its `__post_init__`, after that of this class.
@@ -87,11 +86,14 @@ class JsonConfig:
                     value = local_paths(value)
                 _check_range(field, value)
             object.__setattr__(self, field.name, value)
-        self.check_effects(
-            field.name
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
-            if getattr(self, field.name) != field.default
-        )
+        unused = self.unused_fields(vars(self))
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if field.name in unused and getattr(self, field.name) != field.default:
+                other = unused[field.name]
+                raise InputError(
+                    f"{field.name} has no effect with {other} {getattr(self, other)}; remove it, "
+                    f"or change {other}"
+                )
 
     @classmethod
     def unused_fields(cls, values: Mapping[str, Any]) -> dict[str, str]:
@@ -109,23 +111,6 @@ class JsonConfig:
             if (values[other] not in useful if useful else values[other] is None)
         }
 
-    def check_effects(self, names: Iterable[str]) -> None:
-        """Raises `InputError` if one of these fields has no effect."""
-        unused, needs = self.unused_fields(vars(self)), self.declared("needs")
-        for name in names:
-            if (other := unused.get(name)) is None:
-                continue
-            useful = needs[name][other]
-            if not useful:
-                raise InputError(
-                    f"{name} has no effect without {other}; give {other} too, or remove {name}"
-                )
-            change = f"remove it, or set {other} to {' or '.join(map(str, useful))}"
-            raise InputError(
-                f"{name} cannot be combined with {other} {getattr(self, other)}; "
-                f"{'remove one of them' if None in useful else change}"
-            )
-
     @classmethod
     def declared(cls, rule: str) -> dict[str, Any]:
         """Returns a rule of `option`, such as "needs", by the name of the field."""
@@ -134,12 +119,7 @@ class JsonConfig:
 
     @classmethod
     def fields_with(cls, **declared: Any) -> tuple[str, ...]:
-        """Returns the names of the fields that declare these rules; without rules, of all fields.
-
-        Example:
-            >>> DataConfig.fields_with(may_change=True)
-            ('test_source', 'test_target', 'test_file')
-        """
+        """Returns the names of the fields that declare these rules, of all without rules."""
         return tuple(
             field.name
             for field in dataclasses.fields(cls)  # type: ignore[arg-type]
@@ -159,10 +139,6 @@ class JsonConfig:
             for name, value in values.items()
         }
 
-    def to_json(self) -> str:
-        """Returns the fields as indented JSON text."""
-        return json.dumps(self.to_dict(), indent=2) + "\n"
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Builds the configuration; an unknown field raises `InputError`."""
@@ -172,11 +148,6 @@ class JsonConfig:
                 f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(known)}"
             )
         return cls(**values)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Builds the configuration from the text that `to_json` wrote."""
-        return cls.from_dict(json.loads(text))
 
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with some fields changed, checked like any other.

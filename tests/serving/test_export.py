@@ -173,7 +173,7 @@ def make_run(tmp_path):
 def test_model_card_describes_the_export(exported, two_best):
     card = read_model_card(exported)
     assert card["model"] == two_best.model.config.to_dict()
-    assert card["search"] == json.loads(two_best.search.to_json())
+    assert card["search"] == two_best.search.to_dict()
     assert card["parameters"] == two_best.model.count_params()
     assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
     for side in ("source", "target"):
