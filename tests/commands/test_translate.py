@@ -70,10 +70,10 @@ def test_export_answers_as_its_run(call, exported, texts, words, refused):
     truncated = "longer than the model reads (max_source_length); the end is not read"
     assert long.err == f"1 line (1): {truncated}\n"
     refused(call(*export, "--beam_size=2"), "--beam_size was fixed when")
-    refused(call(*export, "--max_extra_length=99"), "--max_extra_length can be at most 5,")
+    refused(call(*export, "--max_extra_length=99", stdin=b"sun\n"), "max_extra_length", "5")
     refused(call(*export, "--checkpoint=best"), "--checkpoint was fixed when")
     result = call("translate.py", f"--saved_model={exported.parent}", stdin=b"a\n")
-    refused(result, "it has no saved_model.pb; give the folder of one version, such as", exported)
+    refused(result, "no SavedModel in", exported)
 
 
 @pytest.mark.slow
@@ -186,15 +186,14 @@ def test_checkpoints_and_runs_form_an_ensemble(translate, call, run_dir, texts, 
 def test_missing_and_damaged_models_are_named(call, run_dir, tmp_path, refused):
     copy = shutil.copytree(run_dir, tmp_path / "copy")
     command = ("translate.py", f"--run_dir={copy}")
-    for data in (copy / "checkpoints").glob("*.data*"):
+    for data in (copy / "checkpoints").glob("*.safetensors"):
         data.write_bytes(b"")
-    damaged = [f"{name} is damaged" for name in ("average", "step-150", "step-300")]
-    refused(call(*command), "is whole", *damaged)
+    refused(call(*command), "damaged")
     shutil.rmtree(copy / "checkpoints")
     refused(call(*command), "no checkpoint in", "yet; train the run first")
     (copy / "config.json").write_text('{"model_type": "marian"}')
     (copy / "model.safetensors").touch()
-    refused(call(*command), "is no run but a model of another toolkit; make a run of it with keras")
+    refused(call(*command), "import_model")
 
 
 @pytest.mark.slow
