@@ -61,7 +61,7 @@ def test_process_leaves_a_complete_run_directory(run, train_flags, tmp_path):
 def test_early_stop_is_reported_when_it_happens_and_afterwards(call, tmp_path, train_flags):
     stop = ("--stop_metric=val_loss", "--stop_patience=1", "--checkpoint_steps=1")
     steps = ("--train_steps=9", "--warmup_steps=1", "--learning_rate=9")  # diverges
-    for start in ("\n", "Nothing to do: "):
+    for start in ("Done: ", "Nothing to do: "):
         result = call("train.py", f"--run_dir={tmp_path}/run", *train_flags, *stop, *steps)
         assert (result.code, result.err) == (0, "")
         assert f"{start}val_loss stopped the run early, at step " in result.out
@@ -112,7 +112,7 @@ def test_damaged_run_is_resumed_and_extended(call, copy):
     result = call("train.py", f"--run_dir={copy}", "--train_steps=302", "--log_steps=70")
     assert result.code == 0, result.err
     assert "The text has changed" not in result.out
-    assert "step-300 is damaged" in result.out
+    assert "step-300.safetensors is damaged" in result.out
     assert "using step-150 instead" in result.out
     assert "Trained 302 steps on " in result.out
     rows = read_metrics(copy / "metrics.jsonl")
