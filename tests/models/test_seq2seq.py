@@ -15,7 +15,8 @@ from keras_transformer.config import (
     model,
 )
 from keras_transformer.errors import InputError
-from keras_transformer.models import build_model
+from keras_transformer.layers import Encoder, EncoderLayer, LayerNormalization, UniversalEncoder
+from keras_transformer.models import Transformer, UniversalTransformer, build_model
 
 # Its own files, lists of public names, and what only this architecture has.
 SIZES = dict(vocabulary_size=13, model_dim=8, share_embeddings="none")
@@ -127,3 +128,37 @@ def test_dense_layers_of_keras_can_be_quantized_and_adapted(name, change, tmp_pa
         model.save(tmp_path / "model.keras")
         loaded = keras.saving.load_model(tmp_path / "model.keras")
         np.testing.assert_allclose(loaded(INPUTS), after, atol=1e-6)
+
+
+class OwnNorm(LayerNormalization):
+    pass
+
+
+class OwnLayer(EncoderLayer):
+    norm_class = OwnNorm
+
+
+class OwnEncoder(Encoder):
+    layer_class = OwnLayer
+
+
+class OwnUniversalEncoder(UniversalEncoder):
+    layer_class = OwnLayer
+
+
+class OwnTransformer(Transformer):
+    encoder_class = OwnEncoder
+
+
+class OwnUniversal(UniversalTransformer):
+    encoder_class = OwnUniversalEncoder
+
+
+def test_classes_of_a_subclass_replace_all_sublayers():
+    first = OwnTransformer(CONFIGS["transformer"].replace(embedding_norm=True, norm_position="pre"))
+    second = OwnUniversal(CONFIGS["universal"].replace(norm_position="pre"))
+    layers = first.encoder.layers[0], second.encoder.layer
+    norms = [each.feed_forward_norm for each in layers] + [first.source_norm, first.target_norm]
+    norms += [first.encoder.final_norm, second.encoder.final_norm]
+    assert {type(norm) for norm in norms} == {OwnNorm}
+    assert type(second.decoder.final_norm) is LayerNormalization
