@@ -16,12 +16,10 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "keras_transformer"
 
 # Private methods by class: the arguments that are given to them, or that they are overridden with.
 METHODS = {
-    # layers/base.py, models/update.py: the layers within a layer
+    # models/update.py: the layers within a layer
     (keras.layers.Layer, "_flatten_layers"): ("include_self", "recursive"),
     # models/seq2seq.py: overridden, so that subclasses of a built model may add layers
     (keras.layers.Layer, "_lock_state"): (),
-    # layers/base.py: overridden, so that the layers of a frozen layer are frozen
-    (keras.layers.Layer, "_post_build"): (),
     # models/update.py: overridden, for several workers and uneven batches
     (keras.Model, "_maybe_symbolic_build"): ("iterator", "data_batch"),
     (keras.Model, "_symbolic_build"): ("data_batch",),
@@ -36,7 +34,7 @@ ATTRIBUTES = {
     "_velocities": "optimizer",  # training/optimizer.py
 }
 
-# Functions of a private module: layers/masks.py, models/train_step.py, objectives.py.
+# Functions of a private module: layers/masks.py, models/train_step.py.
 IMPORTS = {"keras.src.backend": {"get_keras_mask", "set_keras_mask"}}
 
 needs_tensorflow = pytest.mark.skipif(
