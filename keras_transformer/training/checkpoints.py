@@ -13,6 +13,7 @@ the run was stopped, and is dropped once a regular one follows: stopping a run c
 which checkpoints are kept nor their average.
 """
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -45,6 +46,7 @@ class DamagedError(InputError):
     """A checkpoint exists and is not whole."""
 
 
+@dataclasses.dataclass
 class Checkpoints:
     """The checkpoints `step-N` in one folder, and `average`, the mean of several.
 
@@ -55,22 +57,13 @@ class Checkpoints:
         metric: the task's, by which checkpoints are ranked; without one none is the best.
     """
 
-    def __init__(
-        self,
-        folder: pathlib.Path,
-        keep: int = 20,
-        *,
-        keep_best: int = 0,
-        every: int = 1,
-        end: int | None = None,
-        metric: Metric | None = None,
-    ) -> None:
-        self.folder = folder
-        self.keep = keep
-        self.keep_best = keep_best
-        self.every = every
-        self.end = end
-        self.metric = metric
+    folder: pathlib.Path
+    keep: int = 20
+    _: dataclasses.KW_ONLY
+    keep_best: int = 0
+    every: int = 1
+    end: int | None = None
+    metric: Metric | None = None
 
     # Which there are
 
