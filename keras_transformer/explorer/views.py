@@ -17,7 +17,7 @@ from keras_transformer.inference import BatchTranslator
 from keras_transformer.inference.generate import search_translations
 from keras_transformer.inference.unknowns import copy_unknowns
 from keras_transformer.search import Constraint, Hypotheses, OpenHypotheses
-from keras_transformer.search.scoring import exists
+from keras_transformer.search.scoring import is_possible
 from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
 
@@ -194,7 +194,7 @@ class SearchStep(NamedTuple):
     """The open hypotheses of one step."""
 
     prefixes: list[Prefix]  # their tokens, W at most
-    log_probs: np.ndarray  # float32 [W, V], of the next token; see `exists` for forbidden ones
+    log_probs: np.ndarray  # float32 [W, V], of the next token; see `is_possible` for forbidden ones
 
 
 class SearchRecorder(Constraint):
@@ -285,7 +285,7 @@ def _candidates(prefix: Prefix, log_probs: np.ndarray, chosen: set[Any]) -> list
     followed = [row[-1] for row in chosen if row[:-1] == prefix]
     tokens = np.union1d(best, np.array(followed, best.dtype))
     tokens = tokens[np.argsort(-log_probs[tokens], kind="stable")]
-    return [int(token) for token in tokens if exists(log_probs[token])]
+    return [int(token) for token in tokens if is_possible(log_probs[token])]
 
 
 def head_statistics(attentions: Sequence[np.ndarray], kind: str) -> dict[str, np.ndarray]:

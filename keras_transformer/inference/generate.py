@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, PAD_ID, UNK_ID, SearchConfig
+from keras_transformer.config import PAD_ID, UNK_ID, SearchConfig
 from keras_transformer.config.options import field_types
 from keras_transformer.config.search import MAX_PHRASES
 from keras_transformer.decoding import Tensor, TranslationModel
@@ -85,7 +85,6 @@ def search_translations(
     if projection is not None:
         state = state._replace(projection=projection)
     arguments = dict(
-        bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
         max_lengths=max_lengths(settings, lengths),
         length_penalty=settings["length_penalty"],  # without a neutral value: always there
         length_penalty_form=search.length_penalty_form,

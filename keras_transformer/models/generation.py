@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
+from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.models.checks import check_shape, checked_ids
@@ -103,7 +103,6 @@ def _search(
     return (beam_search if is_beam else sample)(
         model.step,
         state,
-        bos_ids=tf.fill(tf.shape(lengths), BOS_ID),
         max_lengths=longest if max_length is None else tf.fill(tf.shape(lengths), max_length),
         **options,
     )

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.decoding import (
     IMPOSSIBLE,
     DecodingState,
@@ -24,9 +24,9 @@ from keras_transformer.decoding import (
     Tensor,
     newest_attention,
 )
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.errors import InputError
 from keras_transformer.search import scoring
-from keras_transformer.search.constraints import Constraint, OpenHypotheses, forbid_ids
+from keras_transformer.search.constraints import Constraint, OpenHypotheses
 from keras_transformer.search.loop import (
     Finished,
     Hypotheses,
@@ -36,14 +36,13 @@ from keras_transformer.search.loop import (
     run_search,
     start_search,
 )
-from keras_transformer.search.scoring import NOTHING, exists
+from keras_transformer.search.scoring import NOTHING, is_possible
 
 
 def beam_search(
     step: StepFunction,
     state: DecodingState,
     *,
-    bos_ids: Tensor,
     max_lengths: Tensor,
     beam_size: int = 4,
     num_translations: int = 1,
@@ -54,10 +53,8 @@ def beam_search(
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
     details: bool = False,
-    eos_id: int = EOS_ID,
-    pad_id: int = PAD_ID,
 ) -> Hypotheses:
-    """Returns the best translations that a beam of `beam_size` hypotheses finds.
+    """Finds the best translations with a beam of `beam_size` hypotheses.
 
     A hypothesis Y is worth log P(Y) / ((5 + |Y|) / 6) ** alpha (Wu et al. 2016, eq. 14), where
     |Y| counts EOS, plus its coverage penalty if there is one. Each step continues every open
@@ -76,13 +73,12 @@ def beam_search(
         step: gives logits [B, W, V] of the token after ids [B, W], and the next state.
         state: the model's state before BOS, made for W = `beam_size` hypotheses; with coverage if
             there is a coverage penalty.
-        bos_ids: int [B], the token that each translation starts with; not in the result.
         max_lengths: int [B], tokens a translation may have before EOS; 0 or more.
         beam_size: hypotheses that stay open, W.
         num_translations: N, at most `beam_size`.
         length_penalty: alpha, a number or float [B]; 0 or more.
         length_penalty_form: "gnmt" for the quotient above, "power" for |Y| ** alpha.
-        coverage_penalty: beta, a number or float [B].
+        coverage_penalty: beta, a number or float [B]; 0 or more.
         early_stop: when a sentence is done. "exact": when no open hypothesis can beat its N best
             finished ones, so the result is that of a search to the last step. "current": when
             `beam_size` hypotheses have finished, and no open one, divided by the penalty of the
@@ -95,37 +91,29 @@ def beam_search(
             1; otherwise it is the largest of `max_lengths` + 1.
         details: whether to return `Hypotheses.details`, which takes memory for L * W * S numbers of
             a sentence if there is coverage.
-        eos_id, pad_id: the tokens that complete a translation and that follow it.
 
     Raises:
-        InputError: `beam_size` below 1, `num_translations` not in 1 to `beam_size`, an unknown
-            `early_stop`, or EOS = PAD.
+        InputError: `num_translations` is not in 1 to `beam_size`.
     """
     if not 1 <= num_translations <= beam_size:
         raise InputError(
-            f"num_translations must be from 1 to beam_size, got {num_translations} with beam_size "
-            f"{beam_size}; raise beam_size or ask for fewer"
+            f"num_translations must be from 1 to beam_size {beam_size}, got {num_translations}"
         )
-    check_choice("early_stop", early_stop, ("exact", "current", "first"))
     if beam_size == 1:
         early_stop = "first"  # greedy search ends with its first EOS
-    # `_step` compares an open hypothesis with the last of these.
-    num_finished = num_translations if early_stop == "exact" else beam_size
     spec, inputs, first = start_search(
         step,
         state,
         beam_size,
-        bos_ids=bos_ids,
         max_lengths=max_lengths,
-        num_finished=num_finished,
+        # `_step` compares an open hypothesis with the last of these.
+        num_finished=num_translations if early_stop == "exact" else beam_size,
         length_penalty=length_penalty,
         length_penalty_form=length_penalty_form,
         coverage_penalty=coverage_penalty,
         constraints=constraints,
         max_length_bound=max_length_bound,
         details=details,
-        eos_id=eos_id,
-        pad_id=pad_id,
     )
     # One empty hypothesis; the others do not exist yet.
     log_probs = tf.where(tf.range(beam_size) == 0, first.log_probs, NOTHING)
@@ -139,16 +127,16 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     beam_size = spec.num_hypotheses
 
     # 1. The model reads the newest tokens.
-    logits, state = read(spec, state)
+    logits, state = run_model(spec, inputs, state)
 
     # 2. The 2W best continuations of all hypotheses, best first. At most W of them end.
     rules = read_rules(spec, inputs, state)
     log_probs, parents, ids = best_continuations(logits, spec, state, rules)  # [B, 2W]
-    has_ended = ids == spec.eos_id
+    has_ended = ids == EOS_ID
 
     # 3. EOS among the W best finishes a hypothesis, and the W best others stay open.
-    finishing = tf.where(has_ended, log_probs, NOTHING)[:, :beam_size]
-    finished = finish(spec, inputs, state, finishing, parents[:, :beam_size])
+    ending = tf.where(has_ended, log_probs, NOTHING)[:, :beam_size]
+    finished = collect_finished(spec, inputs, state, ending, parents[:, :beam_size])
     log_probs = tf.where(has_ended, NOTHING, log_probs)
     log_probs, best = tf.math.top_k(log_probs, beam_size)  # [B, W]
     parents, ids = (tf.gather(part, best, batch_dims=1) for part in (parents, ids))
@@ -156,7 +144,7 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     # 4. Is the sentence still open (`early_stop`)? The best open hypothesis decides.
     worst = finished.scores[:, -1:]  # [B, 1], `NOTHING` while places are empty
     if early_stop == "first":
-        is_open = ~exists(worst)
+        is_open = ~is_possible(worst)
     else:
         # A log-probability only falls, and the coverage penalty is at most 0, so no score to come
         # is above the log-probability divided by the penalty of the longest translation.
@@ -166,12 +154,12 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
         is_open = log_probs[:, :1] / divisor > worst
 
     # 5. The hypotheses that stay open become the next beam; a sentence without any is done.
-    return extend(spec, inputs, state, ids, parents)._replace(
+    return advance(spec, inputs, state, ids, parents)._replace(
         log_probs=tf.where(is_open, log_probs, NOTHING), finished=finished
     )
 
 
-def read(spec: SearchSpec, state: State) -> tuple[Tensor, State]:
+def run_model(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[Tensor, State]:
     """Runs the model on the newest tokens.
 
     Returns:
@@ -180,20 +168,27 @@ def read(spec: SearchSpec, state: State) -> tuple[Tensor, State]:
     is_now = spec.positions == state.time  # [L]
     ancestors = tf.where(is_now, tf.range(spec.num_hypotheses)[:, None], state.ancestors)
     size = spec.capacities[0] if spec.capacities else state.time + 1  # tokens, or room for them
-    before = state.model._replace(time=state.time, ancestors=ancestors[:, :, :size])
+    before = DecodingState(
+        projection=spec.projection,
+        context=inputs.context,
+        time=state.time,
+        ancestors=ancestors[:, :, :size],
+        **state.memory,
+    )
     logits, after = spec.step(state.ids, before)
     history = {}
     for name, steps in state.history.items():
         new = state.log_probs if name == "log_probs" else newest_attention(before, after)
         is_row = tf.reshape(is_now, [-1, *[1] * (new.shape.rank - 1)])  # [L, 1, ...]
         history[name] = tf.where(is_row, new[:, None], steps)
-    return logits, state._replace(ancestors=ancestors, model=after, history=history)
+    memory = {name: getattr(after, name) for name in state.memory}
+    return logits, state._replace(ancestors=ancestors, memory=memory, history=history)
 
 
 class Rules(NamedTuple):
-    """What the constraints say about the next tokens."""
+    """The constraints on the next tokens."""
 
-    # With what each sees of the hypotheses, and whether it is active.
+    # Each with its view of the hypotheses, and whether it is active.
     constraints: list[tuple[Constraint, OpenHypotheses, Tensor | bool]]
     forced_ids: Tensor  # int32 [B], the only token that may come; PAD for any
     forbidden_ids: Tensor  # int32 [B, W, N], among them PAD and BOS
@@ -204,32 +199,32 @@ def read_rules(spec: SearchSpec, inputs: SentenceInputs, state: State) -> Rules:
     constraints = [
         (
             constraint,
-            OpenHypotheses(
-                parameters, memory, state.tokens, state.time, inputs.max_lengths, spec.eos_id,
-                spec.pad_id,
-            ),
+            OpenHypotheses(parameters, memory, state.tokens, state.time, inputs.max_lengths),
         )
         for constraint, parameters, memory in zip(
             spec.constraints, inputs.constraints, state.constraints, strict=True
         )
-    ]  # fmt: skip
-    forced = tf.where(state.time >= inputs.max_lengths, spec.eos_id, spec.pad_id)
-    forbidden = [inputs.forbidden_ids]
+    ]
+    forced = tf.where(state.time >= inputs.max_lengths, EOS_ID, PAD_ID)
+    forbidden = [tf.constant([[[PAD_ID, BOS_ID]]])]
     for constraint, hypotheses in constraints:
         if (ids := constraint.forced_ids(hypotheses)) is not None:
-            forced = tf.where(forced == spec.pad_id, ids, forced)
+            forced = tf.where(forced == PAD_ID, ids, forced)
         if (ids := constraint.forbidden_ids(hypotheses)) is not None:
             forbidden.append(ids)
-    shape = tf.shape(state.ids)  # [B, W]
-    forbidden = [tf.broadcast_to(ids, [*tf.unstack(shape), ids.shape[2]]) for ids in forbidden]
+    shape = tf.unstack(tf.shape(state.ids))  # [B, W]
+    forbidden_ids = tf.concat(
+        [tf.broadcast_to(ids, [*shape, ids.shape[2]]) for ids in forbidden], axis=2
+    )
+    forbidden_ids = tf.where(forbidden_ids == forced[:, None, None], PAD_ID, forbidden_ids)
     active = [(rule, hypotheses, rule.is_active(hypotheses)) for rule, hypotheses in constraints]
-    return Rules(active, forced, tf.concat(forbidden, axis=2))
+    return Rules(active, forced, forbidden_ids)
 
 
 def best_continuations(
     logits: Tensor, spec: SearchSpec, state: State, rules: Rules
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the 2W best continuations of a sentence's hypotheses by one token, best first.
+    """Finds the 2W best continuations of a sentence's hypotheses by one token, best first.
 
     A continuation is as probable as its hypothesis times its last token.
 
@@ -237,49 +232,34 @@ def best_continuations(
         Log-probabilities, float32 [B, 2W], `NOTHING` for what is forbidden; and hypotheses and
         tokens, int32 [B, 2W].
     """
-    count = 2 * spec.num_hypotheses
-    vocabulary_size = logits.shape[2]
-
-    def rank_all_tokens() -> tuple[Tensor, ...]:
-        log_probs = next_log_probs(logits, spec, rules)
-        blocks = scoring.cut_into_blocks(log_probs, count)
-        return scoring.top_k_of_rows(blocks, count, state.log_probs)
-
-    def rank_before_forbidding() -> tuple[Tensor, ...]:
-        # Of so many continuations at least 2W are not forbidden.
-        most = min(
-            count + spec.num_hypotheses * rules.forbidden_ids.shape[2],
-            spec.num_hypotheses * vocabulary_size,
-        )
-        blocks = scoring.cut_into_blocks(tf.cast(logits, tf.float32), count)
-        largest, rest = scoring.log_normalizers(blocks)
-        log_probs, parents, ids = scoring.top_k_of_rows(
-            blocks, most, -largest, state.log_probs - rest
-        )
-        forbidden = tf.gather(rules.forbidden_ids, parents, batch_dims=1)  # [B, most, N]
-        is_forbidden = tf.reduce_any(forbidden == ids[..., None], axis=2)
-        log_probs, best = tf.math.top_k(tf.where(is_forbidden, NOTHING, log_probs), count)
-        return log_probs, *(tf.gather(part, best, batch_dims=1) for part in (parents, ids))
-
-    is_active = [is_active for *_, is_active in rules.constraints]
-    is_forced = rules.forced_ids != spec.pad_id  # [B]
-    log_probs, parents, ids = _choose(
-        spec,
-        tf.reduce_any(tf.concat([is_active, is_forced], axis=0)),
-        rank_all_tokens,
-        rank_before_forbidding,
-    )
-    log_probs = tf.where(exists(log_probs), log_probs, NOTHING)
+    num_hypotheses, vocabulary_size = spec.num_hypotheses, logits.shape[2]
+    count = 2 * num_hypotheses
+    blocks, largest, rest = rank_next_tokens(logits, spec, rules)
+    # Of so many continuations at least 2W are not among `forbidden_ids`.
+    most = count + num_hypotheses * rules.forbidden_ids.shape[2]
+    most = min(most, num_hypotheses * vocabulary_size)
+    log_probs, parents, ids = scoring.top_k_of_rows(blocks, most, -largest, state.log_probs - rest)
+    forbidden = tf.gather(rules.forbidden_ids, parents, batch_dims=1)  # [B, most, N]
+    is_forbidden = tf.reduce_any(forbidden == ids[..., None], axis=2) | ~is_possible(log_probs)
+    log_probs, best = tf.math.top_k(tf.where(is_forbidden, NOTHING, log_probs), count)
+    parents, ids = (tf.gather(part, best, batch_dims=1) for part in (parents, ids))
     return log_probs, parents, tf.minimum(ids, vocabulary_size - 1)  # padding is beyond
 
 
-def next_log_probs(logits: Tensor, spec: SearchSpec, rules: Rules) -> Tensor:
-    """Returns the log-probabilities of the next tokens, float32 [B, W, V].
+def rank_next_tokens(
+    logits: Tensor, spec: SearchSpec, rules: Rules
+) -> tuple[scoring.Blocks, Tensor, Tensor]:
+    """Applies the constraints to logits [B, W, V], all but `rules.forbidden_ids`.
 
-    What is forbidden is `IMPOSSIBLE`, or -inf if a constraint's `forbid` returns that. They are
-    over all tokens, as in training: the others do not get the share of what is forbidden. A forced
-    token counts at its own probability, after `adjust` and whatever is forbidden.
+    Log-probabilities are over all tokens, as in training: the others do not get the share of what
+    is forbidden. A forced token counts at its own probability, after `adjust`.
+
+    Returns:
+        Blocks, `IMPOSSIBLE` for what is forbidden, and two numbers [B, W] which, subtracted one
+        after the other, make log-probabilities of them.
     """
+    count = 2 * spec.num_hypotheses
+    logits = tf.cast(logits, tf.float32)
 
     def changed(method: str, logits: Tensor) -> Tensor:
         for constraint, hypotheses, is_active in rules.constraints:
@@ -287,27 +267,32 @@ def next_log_probs(logits: Tensor, spec: SearchSpec, rules: Rules) -> Tensor:
             logits = _choose(spec, is_active, change, functools.partial(tf.identity, logits))
         return logits
 
-    logits = changed("adjust", tf.cast(logits, tf.float32))
-    # With the same rounding as where no constraint is active.
-    blocks = scoring.cut_into_blocks(logits, 2 * spec.num_hypotheses)
-    largest, rest = scoring.log_normalizers(blocks, branches=not spec.capacities)
-    log_probs = logits - largest[..., None] - rest[..., None]
-    allowed = changed("forbid", forbid_ids(log_probs, rules.forbidden_ids))
-    forced = rules.forced_ids[:, None, None]  # [B, 1, 1]
-    is_forced = forced != spec.pad_id
+    def normalized(logits: Tensor) -> tuple[scoring.Blocks, Tensor, Tensor]:
+        blocks = scoring.cut_into_blocks(logits, count)
+        return blocks, *scoring.log_normalizers(blocks)
 
-    def with_forced() -> Tensor:
-        is_allowed = ~is_forced | (tf.range(log_probs.shape[2]) == forced)  # [B, 1, V]
-        return tf.where(is_allowed, tf.where(is_forced, log_probs, allowed), IMPOSSIBLE)
+    def constrained() -> tuple[scoring.Blocks, Tensor, Tensor]:
+        adjusted = changed("adjust", logits)
+        _, largest, rest = normalized(adjusted)
+        log_probs = adjusted - largest[..., None] - rest[..., None]
+        allowed = changed("forbid", log_probs)
+        forced = rules.forced_ids[:, None, None]  # [B, 1, 1]
+        only_forced = tf.where(tf.range(logits.shape[2]) == forced, log_probs, IMPOSSIBLE)
+        allowed = tf.where(forced == PAD_ID, allowed, only_forced)
+        zeros = tf.zeros_like(largest)
+        return scoring.cut_into_blocks(allowed, count), zeros, zeros
 
-    result = _choose(spec, tf.reduce_any(is_forced), with_forced, lambda: allowed)
-    return tf.ensure_shape(result, [None, spec.num_hypotheses, None])
+    is_forced = rules.forced_ids != PAD_ID  # [B]
+    is_constrained = tf.concat([[active for *_, active in rules.constraints], is_forced], axis=0)
+    return _choose(
+        spec, tf.reduce_any(is_constrained), constrained, functools.partial(normalized, logits)
+    )
 
 
 def _choose(
     spec: SearchSpec, condition: Tensor | bool, changed: Callable[[], Any], same: Callable[[], Any]
 ) -> Any:
-    """Returns `changed()`, or `same()`, which must be equal where the condition, [], is False.
+    """Calls `changed`, or `same`, whose results are equal where the condition, [], is False.
 
     XLA, for which shapes are fixed, never gets a branch: on a GPU the host would wait for the
     condition, which takes longer than what `changed` computes.
@@ -319,10 +304,10 @@ def _choose(
     return tf.cond(condition, changed, same)
 
 
-def finish(
+def collect_finished(
     spec: SearchSpec, inputs: SentenceInputs, state: State, log_probs: Tensor, parents: Tensor
 ) -> Finished:
-    """Returns the best of the finished hypotheses and of those that end now.
+    """Collects the best of the finished hypotheses and of those that end now.
 
     Args:
         spec, inputs, state: of the search.
@@ -331,23 +316,25 @@ def finish(
     """
     old = state.finished
     coverage, tokens, ancestors = _gather_parents(
-        (state.model.coverage, state.tokens, state.ancestors if state.history else ()),
+        (state.memory.get("coverage", ()), state.tokens, state.ancestors if state.history else ()),
         parents,
     )
     penalty = tf.gather(inputs.length_divisors, state.time + 1, axis=1)  # [B, 1]
-    scores = scoring.final_scores(log_probs, penalty, coverage, inputs.beta)
+    scores = log_probs / penalty
+    if "coverage" in state.memory:
+        scores += scoring.coverage_penalty(coverage, inputs.beta)
     new = Finished(
-        scores=tf.where(exists(log_probs), scores, NOTHING),
+        scores=tf.where(is_possible(log_probs), scores, NOTHING),
         log_probs=log_probs,
-        tokens=tf.where(spec.positions == state.time, spec.eos_id, tokens),
+        tokens=tf.where(spec.positions == state.time, EOS_ID, tokens),
         ancestors=ancestors,
     )
     both = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=1), old, new)
     _, best = tf.math.top_k(both.scores, old.scores.shape[1])  # ties go to the older one
-    return tf.nest.map_structure(lambda part: tf.gather(part, best, batch_dims=1), both)
+    return _gather_parents(both, best)
 
 
-def extend(
+def advance(
     spec: SearchSpec,
     inputs: SentenceInputs,
     state: State,
@@ -357,14 +344,14 @@ def extend(
     """Appends the tokens `ids` [B, W] to the hypotheses `parents` [B, W], or each to its own."""
     if parents is not None and spec.num_hypotheses > 1:
         # The KV cache stays where it is; the ancestors say which of its entries belong to whom.
-        moved = {"recurrent_state": state.model.recurrent_state, "coverage": state.model.coverage}
+        moving = {name: part for name, part in state.memory.items() if name != "kv_cache"}
         tokens, ancestors, moved, constraints = _gather_parents(
-            (state.tokens, state.ancestors, moved, state.constraints), parents
+            (state.tokens, state.ancestors, moving, state.constraints), parents
         )
         state = state._replace(
             tokens=tokens,
             ancestors=ancestors,
-            model=state.model._replace(**moved),
+            memory=state.memory | moved,
             constraints=constraints,
         )
     return state._replace(
@@ -381,7 +368,5 @@ def extend(
 
 
 def _gather_parents(nest: Any, parents: Tensor) -> Any:
-    """Returns a nest of [B, W, ...] for the hypotheses `parents` [B, any]."""
-    return tf.nest.map_structure(
-        lambda leaf: None if leaf is None else tf.gather(leaf, parents, batch_dims=1), nest
-    )
+    """Gathers a nest of [B, W, ...] for the hypotheses `parents` [B, any]."""
+    return tf.nest.map_structure(lambda leaf: tf.gather(leaf, parents, batch_dims=1), nest)

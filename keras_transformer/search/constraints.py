@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
-from keras_transformer.config import PAD_ID, UNK_ID
+from keras_transformer.config import EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.decoding import IMPOSSIBLE, Tensor
 
 _FEW = 4  # tokens that a comparison with each entry forbids faster than a scatter
@@ -56,8 +56,8 @@ class OpenHypotheses(NamedTuple):
     tokens: Tensor
     time: Tensor
     max_lengths: Tensor
-    eos_id: int
-    pad_id: int
+    eos_id = EOS_ID
+    pad_id = PAD_ID
 
 
 class Constraint(Protocol):
@@ -179,10 +179,10 @@ class MinLength(Constraint):
         lengths = hypotheses.inputs[:, None, None]  # [B, 1, 1]
         is_early = hypotheses.time < lengths
         if self._space_ids:
-            blank = [*self._space_ids, hypotheses.pad_id]
+            blank = [*self._space_ids, PAD_ID]
             is_blank = tf.reduce_any(hypotheses.tokens[..., None] == blank, axis=-1)  # [B, W, L]
             is_early |= tf.reduce_all(is_blank, axis=-1, keepdims=True) & (lengths > 0)
-        return tf.where(is_early, hypotheses.eos_id, hypotheses.pad_id)
+        return tf.where(is_early, EOS_ID, PAD_ID)
 
 
 class ForbidUnknown(Constraint):
@@ -207,7 +207,7 @@ class Prefix(Constraint):
 
     def forced_ids(self, hypotheses: OpenHypotheses) -> Tensor:
         prefix, time = hypotheses.inputs, hypotheses.time
-        prefix = tf.pad(prefix, [[0, 0], [0, 1]], constant_values=hypotheses.pad_id)
+        prefix = tf.pad(prefix, [[0, 0], [0, 1]], constant_values=PAD_ID)
         return tf.gather(prefix, tf.minimum(time, tf.shape(prefix)[1] - 1), axis=1)
 
 
@@ -232,7 +232,7 @@ class RepetitionPenalty(Constraint):
         tokens, penalty = hypotheses.tokens, hypotheses.inputs[:, None, None]
         old = tf.gather(logits, tokens, batch_dims=2)  # [B, W, L]
         new = tf.where(old > 0, old / penalty, old * penalty)
-        new = tf.where(tokens == hypotheses.pad_id, old, new)
+        new = tf.where(tokens == PAD_ID, old, new)
         # A token that occurs twice is written twice, with the same value.
         return tf.tensor_scatter_nd_update(logits, indices_of(tokens), new)
 
@@ -251,15 +251,15 @@ class NoRepeatNgram(Constraint):
         return tf.reduce_any(hypotheses.inputs > 0)
 
     def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        time, pad_id = hypotheses.time, hypotheses.pad_id
+        time = hypotheses.time
         sizes = hypotheses.inputs[:, None, None]
         past = last_tokens(hypotheses, tf.shape(hypotheses.tokens)[2])  # [B, W, L]
 
         def compare(distance: Tensor, earlier: Tensor, matches: Tensor) -> tuple[Tensor, ...]:
             # The tokens `distance` before the next token and before each token of the past.
             latest = earlier[..., -1:]  # [B, W, 1]
-            earlier = tf.pad(earlier, [[0, 0], [0, 0], [1, 0]], constant_values=pad_id)[..., :-1]
-            is_same = tf.equal(earlier, latest) & (latest != pad_id)
+            earlier = tf.pad(earlier, [[0, 0], [0, 0], [1, 0]], constant_values=PAD_ID)[..., :-1]
+            is_same = tf.equal(earlier, latest) & (latest != PAD_ID)
             return distance + 1, earlier, matches & (is_same | (distance >= sizes))
 
         # No n-gram of more than `time` tokens can have occurred: a huge n costs no more.
@@ -267,9 +267,9 @@ class NoRepeatNgram(Constraint):
         *_, matches = tf.while_loop(
             lambda distance, *_: distance < furthest,
             compare,
-            (1, past, (past != pad_id) & (sizes > 0)),
+            (1, past, (past != PAD_ID) & (sizes > 0)),
         )
-        return forbid_ids(logits, tf.where(matches, past, pad_id))
+        return forbid_ids(logits, tf.where(matches, past, PAD_ID))
 
 
 class BannedPhrases(Constraint):
@@ -278,29 +278,28 @@ class BannedPhrases(Constraint):
     Args:
         phrases: int32 [B, P, M], or [1, P, M] if they are the same for all sentences, each followed
             by PAD; a phrase of only PAD is neutral.
-        pad_id: the token that follows a phrase.
     """
 
-    def __init__(self, phrases: Tensor, pad_id: int = PAD_ID) -> None:
+    def __init__(self, phrases: Tensor) -> None:
         phrases = tf.cast(phrases, tf.int32)
         longest = tf.shape(phrases)[2]  # M
-        lengths = tf.math.count_nonzero(phrases != pad_id, axis=2, keepdims=True, dtype=tf.int32)
+        lengths = tf.math.count_nonzero(phrases != PAD_ID, axis=2, keepdims=True, dtype=tf.int32)
         # Aligned at their ends, behind PAD, and cut into the last token and the others.
         places = tf.range(longest + 1) + lengths  # [B, P, M + 1]
-        phrases = tf.pad(phrases, [[0, 0], [0, 0], [longest + 1, 0]], constant_values=pad_id)
+        phrases = tf.pad(phrases, [[0, 0], [0, 0], [longest + 1, 0]], constant_values=PAD_ID)
         aligned = tf.gather(phrases, places, batch_dims=2)
         self.inputs = (aligned[..., 1:-1], aligned[..., -1])
 
     def is_active(self, hypotheses: OpenHypotheses) -> Tensor:
         _, last = hypotheses.inputs
-        return tf.reduce_any(last != hypotheses.pad_id)
+        return tf.reduce_any(last != PAD_ID)
 
     def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         heads, last = hypotheses.inputs  # [B, P, M - 1], [B, P]
         past = last_tokens(hypotheses, tf.shape(heads)[2])[:, :, None]  # [B, W, 1, M - 1]
-        is_same = tf.equal(heads[:, None], past) | (heads[:, None] == hypotheses.pad_id)
+        is_same = tf.equal(heads[:, None], past) | (heads[:, None] == PAD_ID)
         is_next = tf.reduce_all(is_same, axis=-1)  # [B, W, P]
-        return forbid_ids(logits, tf.where(is_next, last[:, None], hypotheses.pad_id))
+        return forbid_ids(logits, tf.where(is_next, last[:, None], PAD_ID))
 
 
 def last_tokens(hypotheses: OpenHypotheses, count: Tensor) -> Tensor:
@@ -310,5 +309,5 @@ def last_tokens(hypotheses: OpenHypotheses, count: Tensor) -> Tensor:
         Of the tokens 7, 8, 9 and `count` 4, PAD being 0: 0, 7, 8, 9.
     """
     padding = [[0, 0], [0, 0], [count, 0]]
-    tokens = tf.pad(hypotheses.tokens, padding, constant_values=hypotheses.pad_id)
+    tokens = tf.pad(hypotheses.tokens, padding, constant_values=PAD_ID)
     return tf.gather(tokens, hypotheses.time + tf.range(count), axis=2)

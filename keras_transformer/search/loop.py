@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID
+from keras_transformer.config import BOS_ID, PAD_ID
 from keras_transformer.decoding import NO_SCORE, DecodingState, StepFunction, Tensor
-from keras_transformer.errors import InputError
 from keras_transformer.search import scoring
 from keras_transformer.search.constraints import Constraint
-from keras_transformer.search.scoring import NOTHING, exists
+from keras_transformer.search.scoring import NOTHING, is_possible
 
 
 class Hypotheses(NamedTuple):
@@ -49,18 +48,17 @@ class SearchSpec(NamedTuple):
     """Constants of all sentences."""
 
     step: StepFunction
+    projection: Any  # of the model's states
     num_hypotheses: int  # W
     positions: Tensor  # int32 [L], 0 to L - 1; L is the largest of the max lengths, plus EOS
     capacities: tuple[int, ...]  # of the KV cache, now and later; empty if it grows at every step
     constraints: tuple[Constraint, ...]  # in the order in which they are called
-    eos_id: int
-    pad_id: int
 
 
 class SentenceInputs(NamedTuple):
     """Constants of each sentence; a nest of tensors [B, ...]."""
 
-    forbidden_ids: Tensor  # int32 [B, 1, 2], never generated: PAD and BOS (unless BOS is EOS)
+    context: Any  # of the model's state
     max_lengths: Tensor  # int32 [B], tokens before EOS, 0 or more
     length_divisors: Tensor  # float32 [B, L + 1, 1], of translations with 0, 1, 2 ... tokens
     longest_divisor: Tensor  # float32 [B, 1], of the longest translation of the sentence
@@ -89,10 +87,10 @@ class State(NamedTuple):
     ids: Tensor  # int32 [B, W], the newest tokens, not yet read by the model
     tokens: Tensor  # int32 [B, W, L], all of them without BOS, then PAD
     ancestors: Tensor  # int32 [B, W, L], see `DecodingState`; -1 where there is no token yet
-    model: DecodingState  # after the tokens that the model has read
+    memory: dict[str, Any]  # the changing fields of a `DecodingState`: tokens that were read
     constraints: tuple[Any, ...]  # the state of each constraint
     finished: Finished
-    history: dict[str, Tensor]  # [B, L, W, ...], the notes of each step for details, see `_trace`
+    history: dict[str, Tensor]  # [B, L, W, ...], notes of each step for `Hypotheses.details`
 
 
 SearchStep = Callable[[SearchSpec, SentenceInputs, State], State]
@@ -103,7 +101,6 @@ def start_search(
     state: DecodingState,
     num_hypotheses: int,
     *,
-    bos_ids: Tensor,
     max_lengths: Tensor,
     num_finished: int | None = None,
     length_penalty: Tensor = 0.0,
@@ -112,20 +109,15 @@ def start_search(
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
     details: bool = False,
-    eos_id: int = EOS_ID,
-    pad_id: int = PAD_ID,
     options: Mapping[str, Tensor] | None = None,
 ) -> tuple[SearchSpec, SentenceInputs, State]:
-    """Returns the constants of a search, and its first state, of W empty hypotheses.
+    """Makes the constants of a search, and its first state, of W empty hypotheses.
 
     `num_finished` translations are kept, W by default; `options` are parameters of one kind of
     search only. For the others see `beam_search`.
     """
-    if eos_id == pad_id:
-        raise InputError(f"eos_id and pad_id must differ, both are {eos_id}; give PAD its own id")
-    bos_ids = tf.cast(bos_ids, tf.int32)
-    batch_size = tf.shape(bos_ids)[0]
     max_lengths = tf.maximum(tf.cast(max_lengths, tf.int32), 0)
+    batch_size = tf.shape(max_lengths)[0]
     if max_length_bound is None:
         result_length = tf.maximum(tf.reduce_max(max_lengths), 0) + 1  # 1 where B = 0
     else:
@@ -140,10 +132,8 @@ def start_search(
         scoring.length_penalty(lengths, alpha, length_penalty_form)
         for lengths in (tf.range(result_length + 1), max_lengths[:, None] + 1)
     )
-    # Some models start with EOS, and EOS must remain allowed.
-    forbidden_bos = tf.where(bos_ids == eos_id, pad_id, bos_ids)
     inputs = SentenceInputs(
-        forbidden_ids=tf.stack([tf.fill([batch_size], pad_id), forbidden_bos], axis=1)[:, None],
+        context=state.context,
         max_lengths=max_lengths,
         length_divisors=divisors[..., None],
         longest_divisor=longest_divisor,
@@ -155,12 +145,11 @@ def start_search(
     )
     spec = SearchSpec(
         step=step,
+        projection=state.projection,
         num_hypotheses=num_hypotheses,
         positions=tf.range(result_length),
         capacities=() if max_length_bound is None else kv_cache_capacities(max_length_bound),
         constraints=tuple(constraints),
-        eos_id=eos_id,
-        pad_id=pad_id,
     )
     history = {}
     if details:
@@ -174,13 +163,16 @@ def start_search(
         return tf.ensure_shape(tokens, [None, count, *spec.positions.shape])
 
     count = num_finished or num_hypotheses
+    memory = {"recurrent_state": state.recurrent_state, "kv_cache": state.kv_cache}
+    if state.coverage is not None:
+        memory["coverage"] = state.coverage
     first = State(
         time=tf.constant(0),
         log_probs=tf.zeros([batch_size, num_hypotheses]),
-        ids=tf.repeat(bos_ids[:, None], num_hypotheses, axis=1),
-        tokens=filled(num_hypotheses, pad_id),
+        ids=tf.fill([batch_size, num_hypotheses], BOS_ID),
+        tokens=filled(num_hypotheses, PAD_ID),
         ancestors=filled(num_hypotheses, -1),
-        model=state,
+        memory=memory,
         constraints=tuple(
             constraint.initial_state(parameters, num_hypotheses)
             for constraint, parameters in zip(constraints, inputs.constraints, strict=True)
@@ -188,7 +180,7 @@ def start_search(
         finished=Finished(
             scores=tf.fill([batch_size, count], NOTHING),
             log_probs=tf.fill([batch_size, count], NOTHING),
-            tokens=filled(count, pad_id),
+            tokens=filled(count, PAD_ID),
             ancestors=filled(count, -1) if details else (),
         ),
         history=history,
@@ -197,7 +189,7 @@ def start_search(
 
 
 def repeat_for_each_sentence(values: Any, batch_size: Tensor) -> Any:
-    """Returns a nest whose leaves are [B, ...]; those of shape [] or [1, ...] are repeated."""
+    """Makes all leaves of a nest [B, ...]: those of shape [] or [1, ...] are repeated."""
 
     def repeat(value: Tensor) -> Tensor:
         value = tf.convert_to_tensor(value)
@@ -215,7 +207,7 @@ def run_search(
 ) -> Hypotheses:
     """Runs steps until every sentence is done, and returns the best translations."""
     run = _run_in_stages if spec.capacities else _run_on_shrinking_batch
-    return _make_hypotheses(*run(step, spec, inputs, state), spec)
+    return _make_hypotheses(*run(step, spec, inputs, state))
 
 
 # The finished hypotheses and the history of all sentences.
@@ -227,11 +219,9 @@ def _run_on_shrinking_batch(
 ) -> _Results:
     """Runs steps; sentences that are done leave the batch and cost no more work."""
     max_time = tf.size(spec.positions)  # only reached if the model's logits are NaN
-    model = state.model
 
-    def shrink_batch(rows: Tensor, inputs: Any, variables: Any, results: Any) -> Any:
+    def shrink_batch(rows: Tensor, inputs: Any, state: State, results: Any) -> Any:
         # Dropping sentences copies the others, so it waits until a quarter are done.
-        state = _join(variables, model)
         state = _run_steps(functools.partial(step, spec, inputs), state, 0.75, max_time)
         all_rows = tf.range(tf.shape(results[0].scores)[0])
         results = tf.nest.map_structure(
@@ -240,17 +230,16 @@ def _run_on_shrinking_batch(
             (state.finished, state.history),
         )
         open_rows = tf.where(_is_open(state))[:, 0]
-        rows, inputs, variables = tf.nest.map_structure(
+        rows, inputs, state = tf.nest.map_structure(
             lambda leaf: tf.gather(leaf, open_rows) if leaf.shape.rank else leaf,
-            (rows, inputs, _split(state, "context", *_CHANGING)),
+            (rows, inputs, state),
         )
-        return rows, inputs, variables, results
+        return rows, inputs, state, results
 
     rows = tf.range(tf.shape(state.ids)[0])
-    first = _split(state, "context", *_CHANGING)
-    variables = (rows, inputs, first, (state.finished, state.history))
+    variables = (rows, inputs, state, (state.finished, state.history))
     *_, results = tf.while_loop(
-        lambda rows, inputs, variables, _: (tf.shape(rows)[0] > 0) & (variables[0].time < max_time),
+        lambda rows, inputs, state, _: (tf.shape(rows)[0] > 0) & (state.time < max_time),
         shrink_batch,
         variables,
         shape_invariants=tf.nest.map_structure(_changing_shape, variables),
@@ -259,50 +248,28 @@ def _run_on_shrinking_batch(
 
 
 def _is_open(state: State) -> Tensor:
-    """Returns which sentences are not done, bool [B]."""
-    return exists(tf.reduce_max(state.log_probs, axis=1))
+    """Which sentences are not done, bool [B]."""
+    return is_possible(tf.reduce_max(state.log_probs, axis=1))
 
 
 def _run_steps(
     step: Callable[[State], State], state: State, share: float, max_time: Tensor
 ) -> State:
     """Runs steps while more than this share of the sentences are open, up to `max_time`."""
-    model = state.model
-    variables = _split(state, *_CHANGING)
-    variables = tf.while_loop(
-        lambda state, _: tf.reduce_mean(tf.cast(_is_open(state), tf.float32)) > share,
-        lambda *variables: _split(step(_join(variables, model)), *_CHANGING),
-        variables,
+    (state,) = tf.while_loop(
+        lambda state: tf.reduce_mean(tf.cast(_is_open(state), tf.float32)) > share,
+        lambda state: (step(state),),
+        (state,),
         shape_invariants=tf.nest.map_structure(
-            lambda leaf: _changing_shape(leaf, leaf.shape[:1]), variables
+            lambda leaf: _changing_shape(leaf, leaf.shape[:1]), (state,)
         ),
         maximum_iterations=max_time - state.time,
     )
-    return _join(variables, model)
-
-
-# The variables of a loop are tensors, and each one that never changes costs time at every step. So
-# the model's state takes part in the changing fields that it has.
-_CHANGING = ("recurrent_state", "kv_cache", "coverage")
-_Variables = tuple[State, dict[str, Any]]
-
-
-def _split(state: State, *names: str) -> _Variables:
-    """Returns a state without its model's, and the fields of that one with these names."""
-    fields = {name: getattr(state.model, name) for name in names}
-    return state._replace(model=()), {  # type: ignore[arg-type]  # nothing, while it is split
-        name: field for name, field in fields.items() if field is not None
-    }
-
-
-def _join(variables: _Variables, model: DecodingState) -> State:
-    """Returns the whole state; the other fields are those of `model`."""
-    state, fields = variables
-    return state._replace(model=model._replace(**fields))
+    return state
 
 
 def _changing_shape(leaf: Tensor, first: Any = (None,)) -> tf.TensorShape:
-    """Returns a leaf's shape with another first dimension, and sizes of 0, which grow, unknown.
+    """The shape of a leaf with another first dimension, and sizes of 0, which grow, unknown.
 
     The others stay known, since models may need them for reshaping.
     """
@@ -313,11 +280,12 @@ def _changing_shape(leaf: Tensor, first: Any = (None,)) -> tf.TensorShape:
 
 
 # XLA needs all shapes before the graph runs: the batch does not shrink, and the KV cache has a
-# fixed capacity, which grows in a few stages.
+# fixed capacity, which grows in a few stages. On a CPU without XLA that form takes a quarter more
+# time, since each step reads and writes all of the room.
 
 
 def kv_cache_capacities(max_length_bound: int) -> tuple[int, ...]:
-    """Returns how many tokens a KV cache of fixed capacity has room for, stage by stage.
+    """How many tokens a KV cache of fixed capacity has room for, stage by stage.
 
     The first is the `capacity` for `encode`; each next one is twice as large, and the last has
     room for `max_length_bound` tokens and EOS.
@@ -345,16 +313,19 @@ def _run_in_stages(
     state = _run_steps(functools.partial(step, spec, inputs), state, 0.0, capacity)
     if not larger:
         return state.finished, state.history
-    spec = spec._replace(capacities=tuple(larger))
     missing = (larger[0] - capacity) * spec.num_hypotheses
 
     def continue_with_more_room() -> _Results:
         kv_cache = tf.nest.map_structure(
             lambda leaf: tf.pad(leaf, [[0, 0]] * (leaf.shape.rank - 2) + [[0, missing], [0, 0]]),
-            state.model.kv_cache,
+            state.memory["kv_cache"],
         )
-        model = state.model._replace(kv_cache=kv_cache)
-        return _run_in_stages(step, spec, inputs, state._replace(model=model))
+        return _run_in_stages(
+            step,
+            spec._replace(capacities=tuple(larger)),
+            inputs,
+            state._replace(memory=state.memory | {"kv_cache": kv_cache}),
+        )
 
     return tf.cond(
         tf.reduce_any(_is_open(state)),
@@ -363,25 +334,23 @@ def _run_in_stages(
     )
 
 
-def _make_hypotheses(
-    finished: Finished, history: Mapping[str, Tensor], spec: SearchSpec
-) -> Hypotheses:
-    """Returns the result of a search, with finite scores for places without a translation."""
-    is_there = exists(finished.scores)
-    ids = tf.where(is_there[..., None], finished.tokens, spec.pad_id)
+def _make_hypotheses(finished: Finished, history: Mapping[str, Tensor]) -> Hypotheses:
+    """Makes the result of a search, with finite scores for places without a translation."""
+    is_there = is_possible(finished.scores)
+    ids = tf.where(is_there[..., None], finished.tokens, PAD_ID)
     return Hypotheses(
         ids=ids,
         scores=tf.where(is_there, finished.scores, NO_SCORE),
         log_probs=tf.where(is_there, finished.log_probs, NO_SCORE),
-        lengths=tf.math.count_nonzero(ids != spec.pad_id, axis=-1, dtype=tf.int32),
-        details=_trace(history, finished, ids != spec.pad_id) if history else (),
+        lengths=tf.math.count_nonzero(ids != PAD_ID, axis=-1, dtype=tf.int32),
+        details=_trace(history, finished, ids != PAD_ID) if history else (),
     )
 
 
 def _trace(
     history: Mapping[str, Tensor], finished: Finished, is_token: Tensor
 ) -> dict[str, Tensor]:
-    """Returns `Hypotheses.details`: the notes of the steps about each translation's ancestors.
+    """Makes `Hypotheses.details` of what the steps noted about each translation's ancestors.
 
     `is_token`, bool [B, N, L], is False for padding.
     """

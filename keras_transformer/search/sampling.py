@@ -1,8 +1,9 @@
 """Sampling: each next token is drawn from the model's distribution.
 
 A draw depends only on logits, seed, hypothesis and time: no generator has a state that changes from
-request to request, or with the other sentences of a batch. It is integer and float arithmetic, so
-the same graph runs on any server and under XLA.
+request to request, or with the other sentences of a batch. TensorFlow's stateless generators take
+one seed for a whole tensor, so the numbers come from a hash of integers, which is the same on any
+server and under XLA.
 
 Shapes: B sentences, W samples a sentence, V vocabulary, G groups of S tokens.
 """
@@ -12,11 +13,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import PAD_ID
+from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import IMPOSSIBLE, DecodingState, StepFunction, Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.search.beam import extend, finish, next_log_probs, read, read_rules
-from keras_transformer.search.constraints import indices_of
+from keras_transformer.search.beam import (
+    advance,
+    collect_finished,
+    rank_next_tokens,
+    read_rules,
+    run_model,
+)
+from keras_transformer.search.constraints import forbid_ids, indices_of
 from keras_transformer.search.loop import (
     Hypotheses,
     SearchSpec,
@@ -25,8 +32,10 @@ from keras_transformer.search.loop import (
     run_search,
     start_search,
 )
-from keras_transformer.search.scoring import NOTHING, exists
-from keras_transformer.search.scoring import top_k as find_top_k
+from keras_transformer.search.scoring import NOTHING, cut_into_blocks, is_possible, top_k_of_rows
+
+_LOWEST_TEMPERATURE = 1e-6  # below it logits might overflow; samples are the best tokens by then
+_FEW = 256  # candidates, which nearly always hold all that sampling keeps
 
 
 def sample(
@@ -41,7 +50,7 @@ def sample(
     length_penalty: Tensor = 0.0,
     **arguments: Any,
 ) -> Hypotheses:
-    """Returns translations sampled token by token, best scores first.
+    """Samples translations token by token, best scores first.
 
     Temperature and filters do not change scores and log-probabilities, which are the model's. A
     sentence gets the same samples in any batch.
@@ -49,18 +58,17 @@ def sample(
     Args:
         step, state: as in `beam_search`.
         num_translations: samples of each sentence, W, that the state was made for.
-        temperature: what logits are divided by, a number or float [B].
+        temperature: divides the logits, a number or float [B].
         top_k: tokens to sample from; 0 means all; a number or int [B].
         top_p: probability of the tokens to sample from, a number or float [B].
         seed: a number or int [B]. With one number the samples of different sentences are
             correlated; `sentence_seeds` gives each its own seed.
         length_penalty: as in `beam_search`, but 0 by default.
-        **arguments: as in `beam_search`: `bos_ids` and `max_lengths`, and optionally
-            `length_penalty_form`, `coverage_penalty`, `constraints`, `max_length_bound`,
-            `eos_id` and `pad_id`.
+        **arguments: as in `beam_search`: `max_lengths`, and optionally `length_penalty_form`,
+            `coverage_penalty`, `constraints`, `max_length_bound` and `details`.
 
     Raises:
-        InputError: `num_translations` is below 1, or EOS = PAD.
+        InputError: `num_translations` is below 1.
     """
     if num_translations < 1:
         raise InputError(f"num_translations must be at least 1, got {num_translations}")
@@ -70,54 +78,46 @@ def sample(
         top_p=tf.cast(top_p, tf.float32),
         seed=tf.cast(seed, tf.int64),
     )
-    return run_search(
-        _step,
-        *start_search(
-            step,
-            state,
-            num_translations,
-            length_penalty=length_penalty,
-            options=options,
-            **arguments,
-        ),
+    start = start_search(
+        step, state, num_translations, length_penalty=length_penalty, options=options, **arguments
     )
+    return run_search(_step, *start)
 
 
 def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
     """Continues each hypothesis by one sampled token."""
-    logits, state = read(spec, state)
-    log_probs = next_log_probs(logits, spec, read_rules(spec, inputs, state))  # [B, W, V]
+    logits, state = run_model(spec, inputs, state)
+    rules = read_rules(spec, inputs, state)
+    blocks, largest, rest = rank_next_tokens(logits, spec, rules)
+    width = spec.num_hypotheses
+    values = tf.reshape(blocks.values, [-1, width, math.prod(blocks.values.shape[2:])])
+    log_probs = values[..., : logits.shape[2]] - largest[..., None] - rest[..., None]
+    log_probs = forbid_ids(log_probs, rules.forbidden_ids)  # [B, W, V]
     options = inputs.options
     filtered = apply_temperature(log_probs, options["temperature"])
     filtered = keep_most_probable(filtered, options["top_k"], options["top_p"])
-    filtered = tf.ensure_shape(filtered, [None, spec.num_hypotheses, None])
+    filtered = tf.ensure_shape(filtered, [None, width, None])
     ids = draw_tokens(filtered, options["seed"], state.time)  # [B, W]
     # Where every token is forbidden, so is the one that was drawn.
     totals = state.log_probs + tf.gather(log_probs, ids, batch_dims=2)
-    totals = tf.where(exists(totals), totals, NOTHING)
-    has_ended = ids == spec.eos_id
-    places = tf.zeros_like(ids) + tf.range(spec.num_hypotheses)
-    finished = finish(spec, inputs, state, tf.where(has_ended, totals, NOTHING), places)
-    return extend(spec, inputs, state, ids)._replace(
+    totals = tf.where(is_possible(totals), totals, NOTHING)
+    has_ended = ids == EOS_ID
+    places = tf.zeros_like(ids) + tf.range(width)
+    ending = tf.where(has_ended, totals, NOTHING)
+    finished = collect_finished(spec, inputs, state, ending, places)
+    return advance(spec, inputs, state, ids)._replace(
         log_probs=tf.where(has_ended, NOTHING, totals), finished=finished
     )
 
 
-_LOWEST_TEMPERATURE = 1e-6  # below it logits might overflow; samples are the best tokens by then
-_FEW = 256  # candidates, which nearly always hold all that sampling keeps
-_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, odd
-
-
 def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Returns logits divided by the temperature, float32 [B] above 0; 1 is neutral.
+    """Divides logits by the temperature, float32 [B] above 0; 1 is neutral.
 
     Low temperatures make probable tokens more probable (Ackley, Hinton and Sejnowski 1985).
     Forbidden tokens stay finite.
     """
-    logits = tf.maximum(logits, NOTHING)
     divisor = tf.maximum(temperature, _LOWEST_TEMPERATURE)[:, None, None]
-    is_neutral = tf.reduce_all(temperature == 1.0)
-    return tf.cond(is_neutral, lambda: logits, lambda: logits / divisor)
+    return tf.maximum(logits, NOTHING) / divisor
 
 
 def keep_most_probable(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -132,17 +132,16 @@ def keep_most_probable(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
         top_k: int32 [B]; 0 is neutral.
         top_p: float32 [B], a probability; 1 is neutral.
     """
+    size = logits.shape[-1]
     is_filtered = ((top_k > 0) | (top_p < 1.0))[:, None, None]
 
     def changed() -> Tensor:
         # Sorting the vocabulary takes long: first see whether few candidates are enough.
-        filtered, is_sure = _filter_best(logits, min(_FEW, logits.shape[-1]), top_k, top_p)
+        filtered, is_sure = _filter_best(logits, min(_FEW, size), top_k, top_p)
         filtered = tf.cond(
             tf.reduce_all(is_sure | ~is_filtered),
             lambda: filtered,
-            lambda: tf.where(
-                is_sure, filtered, _filter_best(logits, logits.shape[-1], top_k, top_p)[0]
-            ),
+            lambda: tf.where(is_sure, filtered, _filter_best(logits, size, top_k, top_p)[0]),
         )
         return tf.where(is_filtered, filtered, logits)
 
@@ -155,10 +154,12 @@ def _filter_best(logits: Tensor, count: int, top_k: Tensor, top_p: Tensor) -> tu
     Returns:
         Logits [B, W, V], and whether more candidates would give the same ones, bool [B, W, 1].
     """
-    size = logits.shape[-1]
+    width, size = logits.shape[1:]
     limit = tf.where(top_k > 0, tf.minimum(top_k, size), size)[:, None, None]
     share = top_p[:, None, None]
-    best, ids = find_top_k(logits, count)  # [B, W, count]
+    rows = tf.reshape(logits, [-1, 1, size])
+    best, _, ids = top_k_of_rows(cut_into_blocks(rows, count), count)
+    best, ids = (tf.reshape(part, [-1, width, count]) for part in (best, ids))
     largest = best[..., :1]
     weights = tf.where(tf.range(count) < limit, tf.exp(best - largest), 0.0)
     all_weights = tf.reduce_sum(tf.exp(logits - largest), axis=-1, keepdims=True)
@@ -176,8 +177,7 @@ def draw_tokens(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:
     """Samples a token for each hypothesis from the softmax of its logits.
 
     Inverts the cumulative distribution twice: for a group of neighbouring tokens, then for a
-    token of that group. Sums stay short, and so exact to a few units in the last place, where
-    one float32 sum over a large vocabulary would lose its rare tokens.
+    token of that group. One float32 sum over a large vocabulary would lose its rare tokens.
 
     Args:
         logits: float32 [B, W, V], V static; `NOTHING` or less where forbidden.
@@ -202,7 +202,7 @@ def draw_tokens(logits: Tensor, seeds: Tensor, time: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, number: Tensor) -> Tensor:
-    """Returns the entry at which the cumulative share of weights [..., N] exceeds the number.
+    """Finds the entry at which the cumulative share of weights [..., N] exceeds the number.
 
     An entry of weight 0 is never returned if there is another one, however sums are rounded:
     it counts as 0, which exceeds nothing, and the largest of the others exceeds every share.
@@ -213,10 +213,7 @@ def _invert(weights: Tensor, number: Tensor) -> Tensor:
 
 
 def _uniform(seeds: Tensor, width: int, time: Tensor) -> Tensor:
-    """Returns two float32 numbers in [0, 1) for each hypothesis, [B, width, 2].
-
-    They are multiples of 2**-24, the resolution of float32 below 1.
-    """
+    """Two float32 numbers in [0, 1) for each hypothesis, [B, width, 2], multiples of 2**-24."""
     state = _mix(tf.cast(tf.cast(seeds, tf.int64), tf.uint64))[:, None]  # [B, 1]
     state = _mix(state + tf.cast(time, tf.uint64))
     state = _mix(state + tf.cast(tf.range(width), tf.uint64))  # [B, width]
@@ -227,18 +224,17 @@ def _uniform(seeds: Tensor, width: int, time: Tensor) -> Tensor:
 
 def _mix(state: Tensor) -> Tensor:
     """Hashes uint64 numbers: one step of SplitMix64 (Steele, Lea and Flood 2014, figure 17)."""
-    state += tf.constant(_GOLDEN, tf.uint64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        state = _fold(state, shift) * tf.constant(factor, tf.uint64)
-    return _fold(state, 31)
-
-
-def _fold(state: Tensor, shift: int) -> Tensor:
-    return tf.bitwise.bitwise_xor(state, tf.bitwise.right_shift(state, tf.cast(shift, tf.uint64)))
+    state += tf.constant(0x9E3779B97F4A7C15, tf.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        state = tf.bitwise.bitwise_xor(
+            state, tf.bitwise.right_shift(state, tf.cast(shift, tf.uint64))
+        )
+        state *= tf.constant(factor, tf.uint64)
+    return state
 
 
 def sentence_seeds(seeds: Tensor, source: Tensor) -> Tensor:
-    """Returns a seed for each sentence, so that different sentences get independent samples.
+    """Makes a seed for each sentence, so that different sentences get independent samples.
 
     With one seed for all of them, each step would draw the same quantile for every sentence. A
     seed depends on the sentence's tokens, and not on the rest of the batch or on padding.

@@ -8,15 +8,13 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_transformer.decoding import IMPOSSIBLE, Tensor
-from keras_transformer.errors import check_choice
 
 NOTHING = -1e30  # log-probability of a hypothesis that does not exist; sums with it are finite
-_LARGE = 60.0  # a logit: the sum of exponentials of a million such logits is finite
 _SMALLEST = 2.0**-126  # the smallest normal float32: its logarithm is finite, -87.3
 
 
 def length_penalty(lengths: Tensor, alpha: Tensor, form: str = "gnmt") -> Tensor:
-    """Returns ((5 + length) / 6) ** alpha in float32, always finite (Wu et al. 2016, eq. 14).
+    """Computes ((5 + length) / 6) ** alpha in float32, always finite (Wu et al. 2016, eq. 14).
 
     Args:
         lengths: integers of any shape: tokens of the hypothesis, EOS included.
@@ -27,14 +25,13 @@ def length_penalty(lengths: Tensor, alpha: Tensor, form: str = "gnmt") -> Tensor
         >>> float(length_penalty(tf.constant(7), tf.constant(1.0)))
         2.0
     """
-    check_choice("length_penalty_form", form, ("gnmt", "power"))
     numbers = tf.cast(lengths, tf.float32)
     penalty = (numbers if form == "power" else (5.0 + numbers) / 6.0) ** alpha
     return tf.minimum(penalty, tf.float32.max)  # -inf divided by infinity would be NaN
 
 
 def coverage_penalty(coverage: Tensor, beta: Tensor) -> Tensor:
-    """Returns the addend to the score of each hypothesis (Wu et al. 2016, eq. 14).
+    """Computes the addend to the score of each hypothesis (Wu et al. 2016, eq. 14).
 
     beta * sum over source tokens i of log(min(coverage_i, 1)): 0 if every token received a total
     attention weight of 1 or more, negative otherwise.
@@ -51,40 +48,9 @@ def coverage_penalty(coverage: Tensor, beta: Tensor) -> Tensor:
     return beta * tf.reduce_sum(logs, axis=-1)
 
 
-def exists(log_probs: Tensor) -> Tensor:
-    """Returns which log-probabilities or scores are those of hypotheses; False for NaN too."""
+def is_possible(log_probs: Tensor) -> Tensor:
+    """Which log-probabilities or scores are those of hypotheses; False for NaN too."""
     return log_probs > NOTHING / 2  # sums with `NOTHING` are near it
-
-
-def final_scores(
-    log_probs: Tensor, penalty: Tensor, coverage: Tensor | None, beta: Tensor
-) -> Tensor:
-    """Returns log P(Y) / length penalty + coverage penalty (Wu et al. 2016, eq. 14).
-
-    Args:
-        log_probs: float32 [B, N], of complete translations; `NOTHING` for those that do not exist.
-        penalty: float32 [B, 1], finite, the length penalty of their length, EOS included.
-        coverage: float32 [B, N, S], see `DecodingState`; None without a coverage penalty.
-        beta: float32 [B, 1], weight of the coverage penalty.
-    """
-    scores = log_probs / penalty
-    return scores if coverage is None else scores + coverage_penalty(coverage, beta)
-
-
-def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Does what `tf.math.top_k` does, several times as fast on a CPU for long rows.
-
-    Args:
-        values: finite, float [..., any], its last dimension static.
-        k: how many, at most as many as a row has.
-
-    Returns:
-        The values, largest first, and their int32 indices, both [..., k].
-    """
-    rows = tf.reshape(values, [-1, 1, values.shape[-1]])
-    top, _, index = top_k_of_rows(cut_into_blocks(rows, k), k)
-    shape = [*tf.unstack(tf.shape(values)[:-1]), k]
-    return tf.reshape(top, shape), tf.reshape(index, shape)
 
 
 class Blocks(NamedTuple):
@@ -95,7 +61,7 @@ class Blocks(NamedTuple):
 
 
 def cut_into_blocks(rows: Tensor, k: int) -> Blocks:
-    """Returns the blocks of rows [B, W, V], of which the `k` largest numbers are needed."""
+    """Cuts rows [B, W, V] into blocks, to find their `k` largest numbers."""
     num_rows, width = rows.shape[1:]
     # A divisor of the width saves padding, and multiples of 8 fill vector registers.
     sizes = (size for size in range(48, 160) if width % size == 0)
@@ -109,7 +75,7 @@ def cut_into_blocks(rows: Tensor, k: int) -> Blocks:
 
 
 def top_k_of_rows(blocks: Blocks, k: int, *addends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the k largest numbers of each W rows, after numbers were added to each row.
+    """Finds the k largest numbers of each W rows, after numbers were added to each row.
 
     They lie in the k blocks with the largest maxima, so only these blocks are sorted. Ties go to
     the lower row, then to the lower index: at most k - 1 blocks come before the block of a number
@@ -144,21 +110,8 @@ def top_k_of_rows(blocks: Blocks, k: int, *addends: Tensor) -> tuple[Tensor, Ten
     return top, block // num_blocks, block % num_blocks * size + places % size
 
 
-def log_normalizers(logits: Blocks, branches: bool = True) -> tuple[Tensor, Tensor]:
-    """Returns two parts of log(sum(exp(logits))) of each row: the largest logit, and the rest.
-
-    Without `branches`, for XLA, always by the way that no logit is too large for.
-    """
+def log_normalizers(logits: Blocks) -> tuple[Tensor, Tensor]:
+    """Two parts of log(sum(exp(logits))) of each row [B, W]: the largest logit, and the rest."""
     largest = tf.reduce_max(logits.maxima, axis=2)  # [B, W]
-
-    def log_sum(values: Tensor) -> Tensor:
-        return tf.math.log(tf.reduce_sum(tf.exp(values), axis=[2, 3]))
-
-    def log_sum_shifted() -> Tensor:
-        return log_sum(logits.values - largest[..., None, None])
-
-    if not branches:
-        return largest, log_sum_shifted()
-    # Without XLA the subtraction is another pass, which is needless where all logits are small.
-    is_small = tf.reduce_all(tf.abs(largest) < _LARGE)
-    return largest, tf.cond(is_small, lambda: log_sum(logits.values) - largest, log_sum_shifted)
+    exponentials = tf.exp(logits.values - largest[..., None, None])
+    return largest, tf.math.log(tf.reduce_sum(exponentials, axis=[2, 3]))

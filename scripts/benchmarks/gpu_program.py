@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from benchmarks import hlo
-from keras_transformer.config import BOS_ID, EOS_ID, ModelConfig, TrainingConfig
+from keras_transformer.config import EOS_ID, ModelConfig, TrainingConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -157,7 +157,6 @@ def make_search(case: Case) -> "tuple[tf.types.experimental.PolymorphicFunction,
         return beam_search(
             model.step,
             model.encode(source, num_hypotheses=_BEAM_SIZE, capacity=capacity),
-            bos_ids=tf.fill([case.rows], BOS_ID),
             max_lengths=lengths,
             beam_size=_BEAM_SIZE,
             constraints=[MinLength(lengths)],

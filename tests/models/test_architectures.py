@@ -173,7 +173,6 @@ def test_wide_beam_equals_enumeration(name, bound):
             sentences, num_hypotheses=40, capacity=bound and kv_cache_capacities(bound)[0]
         ),
         max_length_bound=bound,
-        bos_ids=tf.constant([2, 2]),
         max_lengths=tf.constant([3, 3]),
         beam_size=40,
         num_translations=40,
@@ -210,7 +209,6 @@ def test_xla_search_equals_the_graph(name):
         found = beam_search(
             model.step,
             model.encode(source, num_hypotheses=3, capacity=capacity),
-            bos_ids=tf.fill([3], 2),
             max_lengths=tf.constant([5, 3, 4]),
             beam_size=3,
             max_length_bound=5,

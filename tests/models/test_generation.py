@@ -22,7 +22,6 @@ def searched(model, source, max_length=6, **options):
     return beam_search(
         model.step,
         model.encode(tf.constant(source), num_hypotheses=options.get("beam_size", 4)),
-        bos_ids=tf.fill([len(source)], 2),
         max_lengths=tf.fill([len(source)], max_length),
         **options,
     )
@@ -53,7 +52,6 @@ def test_generate_equals_sampling(model):
     expected = sample(
         model.step,
         model.encode(tf.constant(SOURCE), num_hypotheses=3),
-        bos_ids=tf.fill([3], 2),
         max_lengths=tf.fill([3], 5),
         seed=sentence_seeds(7, tf.constant(SOURCE)),
         **options,

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.config import TransformerConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, TransformerConfig
 from keras_transformer.models import Transformer
 from keras_transformer.search import Hypotheses, beam_search
 
-PAD, BOS, EOS = 0, 1, 2  # <blank>, <s>, </s>
+PAD, BOS, EOS, UNK = 0, 1, 2, 3  # <blank>, <s>, </s>, <unk>
 
 CONFIG = TransformerConfig(
     vocabulary_size=51, target_vocabulary_size=43, num_layers=6, model_dim=32, feed_forward_dim=128,
@@ -91,26 +91,30 @@ def load_weights(model: Transformer, weights: dict[str, np.ndarray]) -> None:
 
 
 def search(oracle: Oracle, beam_size: int) -> Hypotheses:
-    """Searches as the oracle did: EOS is not the first token.
+    """Searches as the oracle did: EOS is not the first token. Its tokens have their own ids.
 
     CTranslate2 decodes at least one token by default. It takes EOS out before the softmax, so
     that the others share its probability.
     """
 
+    ids_of_oracle = np.arange(CONFIG.target_size)
+    ids_of_oracle[[PAD_ID, UNK_ID, BOS_ID, EOS_ID]] = PAD, UNK, BOS, EOS
+
     def step(ids, state):
         is_first = state.time == 0
-        logits, state = oracle.model.step(ids, state)
+        logits, state = oracle.model.step(tf.gather(ids_of_oracle, ids), state)
         is_eos = tf.range(logits.shape[-1]) == EOS
-        return tf.where(is_first & is_eos, -1e9, logits), state
+        logits = tf.where(is_first & is_eos, -1e9, logits)
+        return tf.gather(logits, ids_of_oracle, axis=2), state
 
     @tf.function
     def run(source):
-        size = len(oracle.items)
-        return beam_search(
+        hypotheses = beam_search(
             step, oracle.model.encode(source, num_hypotheses=beam_size),
-            bos_ids=tf.fill([size], BOS), max_lengths=tf.fill([size], 30), beam_size=beam_size,
-            num_translations=beam_size, length_penalty=0.0, eos_id=EOS, pad_id=PAD,
+            max_lengths=tf.fill([len(oracle.items)], 30), beam_size=beam_size,
+            num_translations=beam_size, length_penalty=0.0,
         )  # fmt: skip
+        return hypotheses._replace(ids=tf.gather(ids_of_oracle, hypotheses.ids))
 
     return Hypotheses(*(np.asarray(each) for each in run(tf.constant(oracle.source))))
 

@@ -67,7 +67,6 @@ def columns(requests: Sequence[Request], *, everything: bool = False) -> dict[st
     Without `everything`, constraints that are neutral for all sentences are omitted.
     """
     tensors = dict(
-        bos_ids=tf.fill([len(requests)], BOS_ID),
         max_lengths=tf.constant([each.limit for each in requests], tf.int32),
         length_penalty=tf.constant([each.alpha for each in requests], tf.float32),
         coverage_penalty=tf.constant([each.beta for each in requests], tf.float32),
@@ -81,12 +80,10 @@ def columns(requests: Sequence[Request], *, everything: bool = False) -> dict[st
     return tensors
 
 
-def with_constraints(tensors: Mapping[str, Any], pad_id: int = PAD_ID) -> dict[str, Any]:
+def with_constraints(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments of the package's searches from what `columns` gives."""
     constraints: list[Constraint] = [
-        make(tensors[name], **dict(pad_id=pad_id) if rank == 2 else {})
-        for name, (make, rank) in CONSTRAINTS.items()
-        if name in tensors
+        make(tensors[name]) for name, (make, _) in CONSTRAINTS.items() if name in tensors
     ]
     others = {name: tensor for name, tensor in tensors.items() if name not in CONSTRAINTS}
     return dict(others, constraints=constraints)

@@ -7,7 +7,13 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.decoding import IMPOSSIBLE
-from keras_transformer.search.scoring import coverage_penalty, final_scores, length_penalty, top_k
+from keras_transformer.search.scoring import (
+    coverage_penalty,
+    cut_into_blocks,
+    length_penalty,
+    log_normalizers,
+    top_k_of_rows,
+)
 
 
 def test_length_penalty_equals_worked_numbers():
@@ -15,13 +21,6 @@ def test_length_penalty_equals_worked_numbers():
     np.testing.assert_allclose(length_penalty(lengths, tf.constant(0.0)), [1, 1, 1])
     np.testing.assert_allclose(length_penalty(lengths, tf.constant(1.0)), [1, 2, 4])
     np.testing.assert_allclose(length_penalty(lengths, tf.constant(0.5)), [1, 2**0.5, 2], rtol=1e-6)
-
-
-def test_impossible_scores_stay_impossible_with_a_huge_penalty():
-    log_probs = tf.constant([[-1.0, -np.inf]])
-    penalty = length_penalty(tf.constant(9), tf.constant([[1e6]]))
-    scores = final_scores(log_probs, penalty, None, tf.constant([[0.0]]))
-    np.testing.assert_allclose(scores, [[0.0, -np.inf]], atol=1e-30)
 
 
 def test_coverage_penalty_sums_logs_of_coverage_up_to_one():
@@ -48,12 +47,15 @@ def test_top_k_equals_tensorflow_ties_included(width, values):
         "all equal": np.full(shape, -7.0),
         "one finite": np.where(np.arange(width) == width - 1, -9.0, np.full(shape, IMPOSSIBLE)),
     }[values].astype("f")
-    expected = tf.math.top_k(rows, 5)
-    found = top_k(tf.constant(rows), 5)
-    np.testing.assert_array_equal(found[0], expected.values)
-    np.testing.assert_array_equal(found[1], expected.indices)
+    rows, addend = tf.constant(rows), tf.constant([[0.0, -0.5]] * 3)
+    expected = tf.math.top_k(tf.reshape(rows + addend[..., None], [3, 2 * width]), 5)
+    numbers, places, indices = top_k_of_rows(cut_into_blocks(rows, 5), 5, addend)
+    np.testing.assert_array_equal(numbers, expected.values)
+    np.testing.assert_array_equal(places * width + indices, expected.indices)
 
 
-def test_top_k_takes_an_empty_batch():
-    values, indices = top_k(tf.zeros([0, 4, 8000]), 5)
-    assert tuple(values.shape) == tuple(indices.shape) == (0, 4, 5)
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_log_normalizers_are_those_of_a_softmax(scale):
+    logits = tf.constant(scale * np.random.default_rng(0).standard_normal((3, 2, 70)), tf.float32)
+    largest, rest = log_normalizers(cut_into_blocks(logits, 4))
+    np.testing.assert_allclose(largest + rest, tf.reduce_logsumexp(logits, axis=2), rtol=1e-6)

@@ -113,7 +113,7 @@ def test_graph_and_xla_give_the_trees_of_eager_search(model, search):
 
     def translate(rows, words, limits, bound=None):
         return search(
-            step, DecodingState(context=rows), bos_ids=tf.fill(tf.shape(rows), 2),
+            step, DecodingState(context=rows),
             max_lengths=limits, constraints=[NoRepeatNgram(3), make_constraint(words)],
             max_length_bound=bound,
         )  # fmt: skip
@@ -136,7 +136,7 @@ def test_punctuation_words_get_punctuation_tags():
     constraint = BalancedBrackets(kinds, tokens, range(4), punctuation=(".", ","))
     found = beam_search(
         model.step, model.state(range(3), 99), beam_size=99, num_translations=99,
-        bos_ids=tf.fill([3], 2), max_lengths=tf.fill([3], 4), length_penalty=0.0,
+        max_lengths=tf.fill([3], 4), length_penalty=0.0,
         constraints=[constraint],
     )  # fmt: skip
     words = [
@@ -163,7 +163,7 @@ def test_hopeless_search_ends_after_a_few_brackets_a_word():
         return tf.tile((9 * is_opening)[None, None], [*ids.shape, 1]), state
 
     found = beam_search(
-        step, DecodingState(context=tf.range(2)), beam_size=3, bos_ids=tf.fill([2], 2),
+        step, DecodingState(context=tf.range(2)), beam_size=3,
         max_lengths=tf.fill([2], 300), constraints=[make_constraint([[1, 1, 1], [1, 0, 0]])],
     )  # fmt: skip
     tokens = [tokens_of(found, row, 0) for row in range(2)]
@@ -227,7 +227,7 @@ def test_copied_words_come_before_their_tags():
     words = [[1, 1, 0], [1, 0, 0], [1, 0, 0], [1, 1, 0], [1, 1, 0]]
     found = beam_search(
         model.step, model.state(range(len(SENTENCES)), 60), beam_size=60, num_translations=60,
-        bos_ids=tf.fill([len(SENTENCES)], 2), max_lengths=[limit for _, limit in SENTENCES],
+        max_lengths=[limit for _, limit in SENTENCES],
         length_penalty=0.0, constraints=[CopiedWords(ids, words, COPIES, BEGINS)],
     )  # fmt: skip
     for row, (sentence, limit) in enumerate(SENTENCES):
