@@ -7,22 +7,16 @@ Shapes: S source tokens, T target tokens, both with EOS.
 """
 
 import dataclasses
-import itertools
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from typing_extensions import Self
 
-from keras_transformer.config import WORD_START
 from keras_transformer.decoding import NO_SCORE
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
-
-# How a vocabulary of words shows what it does not know: one word, or several in a row.
-_UNKNOWN_WORD = f"{WORD_START}<unk>"
 
 Result = TypeVar("Result")
 
@@ -108,7 +102,7 @@ class Attention(NamedTuple):
 
 
 def read_translations(answer: Mapping[str, Any]) -> list[Translation]:
-    """Returns the translation of each sentence from the outputs of a signature.
+    """Reads the translation of each sentence from the outputs of a signature.
 
     Empty places of an n-best list, marked by `NO_SCORE`, are dropped. A sentence for which the
     search found nothing has one empty translation with that score.
@@ -130,8 +124,8 @@ def check_details(outputs: Iterable[str]) -> None:
         )
 
 
-def read_details(answer: Mapping[str, Any], sentences: Sequence[str]) -> list[DetailedTranslation]:
-    """Returns the detailed translation of each of `sentences` from the outputs of a signature."""
+def read_details(answer: Mapping[str, Any]) -> list[DetailedTranslation]:
+    """Reads the detailed translation of each sentence from the outputs of a signature."""
     import numpy as np  # other requests do without it
 
     def in_place(row: int, place: int, **alternatives: Any) -> DetailedTranslation:
@@ -140,7 +134,10 @@ def read_details(answer: Mapping[str, Any], sentences: Sequence[str]) -> list[De
         source = _read_pieces(answer["source_tokens"][row]) if "source_tokens" in answer else []
         weights = answer["attention"][row][place] if "attention" in answer else [[]]
         attention = np.asarray(weights, np.float32)[: len(tokens), : len(source)]
-        alignment = Alignment.of(attention, source, tokens)
+        alignment = []
+        if source:
+            words = answer["source_words"][row], answer["target_words"][row][place]
+            alignment = align_words(attention, *words)
         return DetailedTranslation(
             text=text,
             score=float(answer["scores"][row][place]),
@@ -150,7 +147,7 @@ def read_details(answer: Mapping[str, Any], sentences: Sequence[str]) -> list[De
             output_cut=bool(answer["output_cut"][row][place]),
             source_tokens=source,
             attention=attention,
-            alignment=in_words_of_texts([alignment], [sentences[row]], [text])[0],
+            alignment=alignment,
             **alternatives,
         )
 
@@ -158,11 +155,11 @@ def read_details(answer: Mapping[str, Any], sentences: Sequence[str]) -> list[De
 
 
 def _best_of_each(answer: Mapping[str, Any], in_place: Callable[..., Result]) -> list[Result]:
-    """Returns the best translation of each sentence, with its alternatives.
+    """Reads the best translation of each sentence, with its alternatives.
 
     Args:
         answer: the outputs of a signature.
-        in_place: returns a translation by its row and its place in the n-best list.
+        in_place: reads a translation by its row and its place in the n-best list.
     """
     best = []
     for row, (texts, scores) in enumerate(
@@ -177,10 +174,9 @@ def _best_of_each(answer: Mapping[str, Any], in_place: Callable[..., Result]) ->
 
 
 def read_scores(answer: Mapping[str, Any]) -> list[Score]:
-    """Returns the score of each translation from the outputs of the signature `score`."""
+    """Reads the score of each translation from the outputs of the signature `score`."""
     scores = answer["scores"]
-    is_cut = answer.get("is_cut", [False] * len(scores))  # not in exports of other programs
-    columns = (scores, answer["token_scores"], answer["lengths"], is_cut)
+    columns = (scores, answer["token_scores"], answer["lengths"], answer["is_cut"])
     return [
         Score(float(score), [float(value) for value in token_scores[:length]], bool(is_cut))
         for score, token_scores, length, is_cut in zip(*columns, strict=True)
@@ -188,7 +184,7 @@ def read_scores(answer: Mapping[str, Any]) -> list[Score]:
 
 
 def read_attention(answer: Mapping[str, Any]) -> list[Attention]:
-    """Returns the attention of each sentence from the outputs of the signature `attention`."""
+    """Reads the attention of each sentence from the outputs of the signature `attention`."""
     import numpy as np  # other requests do without it
 
     columns = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
@@ -215,110 +211,40 @@ def _checked_text(value: Any) -> str:
     return value
 
 
-# Word alignments.
+def read_alignments(answer: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
+    """Reads the alignment of each sentence from the outputs of the signature `attention`."""
+    columns = (read_attention(answer), answer["source_words"], answer["target_words"])
+    return [
+        align_words(attention.weights, source, target)
+        for attention, source, target in zip(*columns, strict=True)
+    ]
 
 
-class Alignment(NamedTuple):
-    """The source word that each target word attends to most.
-
-    Attributes:
-        pairs: indices of a source and a target word, in the words of the vocabulary.
-        num_words: number of these words in the source and in the target.
-        may_merge: whether one of these words may be several unknown words of the text, for both
-            sides.
-    """
-
-    pairs: list[tuple[int, int]]
-    num_words: tuple[int, int]
-    may_merge: tuple[bool, bool] = (False, False)
-
-    @classmethod
-    def of(cls, attention: "np.ndarray", *pieces: Sequence[str]) -> Self:
-        """Returns the alignment of source and target pieces by their attention."""
-        source, target = (len(_words(side)) for side in pieces)
-        may_merge = (_UNKNOWN_WORD in pieces[0], _UNKNOWN_WORD in pieces[1])
-        return cls(align_by_attention(attention, *pieces), (source, target), may_merge)
-
-
-def read_alignments(answer: Mapping[str, Any]) -> list[Alignment]:
-    """Returns the alignment of each sentence from the outputs of the signature `attention`."""
-    return [Alignment.of(*attention) for attention in read_attention(answer)]
-
-
-def align_by_attention(
-    attention: "np.ndarray", source_pieces: Sequence[str], target_pieces: Sequence[str]
+def align_words(
+    attention: "np.ndarray", source_words: Sequence[int], target_words: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Aligns each target word with the source word that it attends to most.
 
     The attention between words is the mean over the target word's tokens of the sum over the source
-    word's tokens. EOS is not a word, and nothing is aligned to it.
+    word's tokens.
 
     Args:
         attention: float [T, S].
-        source_pieces: tokens of the source as text, EOS and then "" at the end.
-        target_pieces: the same of the target.
+        source_words: the number of the word of each source token, or -1 for none; S or more.
+        target_words: the same of the target; T or more.
 
     Returns:
-        Pairs (source word, target word), counted from 0, in the target's order; none where either
-        side is blank.
+        Pairs (source word, target word), in the target's order; none where a side has no words.
     """
     import numpy as np
 
-    sources, targets = _words(source_pieces), _words(target_pieces)
-    if not sources:
+    length, source_length = attention.shape
+    sources, targets = np.array(source_words)[:source_length], np.array(target_words)[:length]
+    numbers = sorted({*sources.tolist()} - {-1})
+    if not numbers:
         return []
-    attended = np.stack([attention[:, word].sum(axis=1) for word in sources], axis=1)
+    attended = np.stack([attention[:, sources == number].sum(axis=1) for number in numbers], axis=1)
     return [
-        (int(attended[word].mean(axis=0).argmax()), number) for number, word in enumerate(targets)
+        (numbers[int(attended[targets == word].mean(axis=0).argmax())], word)
+        for word in sorted({*targets.tolist()} - {-1})
     ]
-
-
-def in_words_of_texts(
-    alignments: Sequence[Alignment], sources: Sequence[str], targets: Sequence[str]
-) -> list[list[tuple[int, int]]]:
-    """Returns the pairs of each alignment, with indices of words between the spaces of the texts.
-
-    Where a vocabulary makes two words of one, as in "it´s", into which NFKC puts a space, that
-    one gets the pairs of both. The list is empty where the words cannot be matched up.
-    """
-    in_texts: list[list[tuple[int, int]]] = []
-    for (pairs, *words), *texts in zip(alignments, sources, targets, strict=True):
-        source, target = map(word_indices, texts, *words)
-        if not source or not target:
-            pairs = []
-        in_texts.append(list(dict.fromkeys((source[i], target[j]) for i, j in pairs)))
-    return in_texts
-
-
-def _words(pieces: Sequence[str]) -> list[list[int]]:
-    """Returns the indices of each word's tokens."""
-    words: list[list[int]] = []
-    for index, piece in enumerate([piece for piece in pieces if piece][:-1]):  # without EOS
-        if piece.startswith(WORD_START) or not words:
-            words.append([])
-        words[-1].append(index)
-    return words
-
-
-def word_indices(text: str, count: int, may_merge: bool = False) -> list[int]:
-    """Returns the index in a text of each of `count` words that a vocabulary makes of it.
-
-    They are fewer than the text's where it is truncated, or where the vocabulary keeps other spaces
-    than " " in words, such as no-break ones; the first of the text's words then stands for such a
-    word. Where they are more, or fewer and may be several unknown words each, the list is empty.
-    """
-    words = text.split()
-    if len(words) == count or may_merge:
-        return list(range(count)) if len(words) == count else []
-    sizes = [len(word.split()) for word in text.split(" ") if word]
-    if len(sizes) == count and all(sizes):
-        return [0, *itertools.accumulate(sizes)][:-1]
-    parts = [len(unicodedata.normalize("NFKC", _visible(word)).split()) for word in words]
-    indices = [index for index, number in enumerate(parts) for _ in range(number)]
-    return indices[:count] if len(indices) >= count else []
-
-
-def _visible(word: str) -> str:
-    """Returns a word as vocabularies read it, without characters that nobody sees."""
-    word = word.replace("\u200b", " ")  # a space of no width
-    return "".join(c for c in word if unicodedata.category(c) != "Cf" or c in "\u200c\u200d")

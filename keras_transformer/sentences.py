@@ -5,9 +5,6 @@ its batches to a model server, `BatchTranslator` computes them in this process.
 """
 
 import abc
-import contextlib
-import math
-import numbers
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple, overload
@@ -20,7 +17,6 @@ from keras_transformer.results import (
     Score,
     Translation,
     check_details,
-    in_words_of_texts,
     read_alignments,
     read_details,
     read_scores,
@@ -33,6 +29,7 @@ _NO_PHRASES = "\n"  # for the empty list, since the empty text stands for the ex
 
 # Outputs that mark sentences which a model did not take as they are.
 REMARKS = {
+    "code_unknown": "the vocabulary lacks the language code that begins the text",
     "source_cut": "longer than the model reads (max_source_length); the end is not read",
     "options_ignored": "an option is not kept as it is: the vocabulary lacks characters of the "
     "prefix or a banned phrase, it is too long, or a number is too large",
@@ -132,15 +129,14 @@ class SentenceTranslator(abc.ABC):
             signature = "translate_options"
             inputs = self._input_types(signature)
             columns |= option_inputs(options, inputs, len(columns["text"].values))
-            self._check_options(options, columns)
 
-        def read(answer: Answer, texts: Sequence[str]) -> list[Any]:
-            # Of all places, empty ones too, which lists of alternatives lack.
+        def read(answer: Answer) -> list[Any]:
+            # The alternatives may be fewer, since empty places are dropped.
             self.num_translations = len(answer["translations"][0])
             if not details:
                 return read_translations(answer)
             check_details(answer)
-            return read_details(answer, texts)
+            return read_details(answer)
 
         results = self._read_rows(signature, columns, read, details=details)
         return results[0] if isinstance(sentences, str) else results
@@ -155,15 +151,14 @@ class SentenceTranslator(abc.ABC):
             InputError: the numbers of sentences differ, or one is invalid.
             ServingError: as in `translate`.
         """
-        return self._read_rows(
-            "score", pair_inputs(source, target), lambda answer, *_: read_scores(answer)
-        )
+        return self._read_rows("score", pair_inputs(source, target), read_scores)
 
     def align(self, source: Sequence[str], target: Sequence[str]) -> list[list[tuple[int, int]]]:
-        """Returns the source word to which each target word attends most; needs NumPy.
+        """Finds the source word to which each target word attends most; needs NumPy.
 
-        Words are separated by spaces. A vocabulary of whole words reads several unknown words in a
-        row as one; the list of such a sentence is empty.
+        Words are what stands between spaces in the texts as they are given. The list of a sentence
+        is empty where its words cannot be told apart in its tokens: a vocabulary of whole words
+        reads several unknown words in a row as one.
 
         Returns:
             For each sentence pairs (index of the source word, index of the target word).
@@ -172,11 +167,7 @@ class SentenceTranslator(abc.ABC):
             InputError: as in `score`, or the model has no attention.
             ServingError: as in `translate`.
         """
-        return self._read_rows(
-            "attention",
-            pair_inputs(source, target),
-            lambda answer, *texts: in_words_of_texts(read_alignments(answer), *texts),
-        )
+        return self._read_rows("attention", pair_inputs(source, target), read_alignments)
 
     def _read_rows(
         self,
@@ -191,16 +182,15 @@ class SentenceTranslator(abc.ABC):
         Args:
             signature: the name of the function to call.
             columns: its inputs.
-            read: takes an answer and the texts of the rows that it answers, one list for each input
-                of text but options; returns the result of each row. Raises as the functions of
-                `results` do.
+            read: reads the result of each row from an answer; raises as the functions of `results`
+                do.
             details: whether answers should have details.
         """
 
         def read_batch(
             answer: Answer, inputs: Mapping[str, InputValues]
         ) -> list[tuple[Result, set[str]]]:
-            results = read(answer, *texts_of(inputs))
+            results = read(answer)
             flags = {name: answer[name] for name in REMARKS if name in answer}
             return [
                 (result, {name for name in flags if flags[name][row]})
@@ -233,17 +223,6 @@ class SentenceTranslator(abc.ABC):
             columns: its inputs.
             read: returns the results of the rows of a batch, given its answer and its inputs.
             details: whether answers should have details.
-        """
-
-    @abc.abstractmethod
-    def _check_options(
-        self, options: Mapping[str, Any], columns: Mapping[str, InputValues]
-    ) -> None:
-        """Raises `InputError` for options that the model cannot take.
-
-        Args:
-            options: as they were given.
-            columns: the inputs made of them.
         """
 
 
@@ -297,7 +276,7 @@ def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, Input
 def option_inputs(
     options: Mapping[str, Any], inputs: Mapping[str, str], count: int
 ) -> dict[str, InputValues]:
-    """Returns an input for each option of a model, given or not.
+    """Checks options, and makes an input of each one that the model has, given or not.
 
     Args:
         options: for each option one value for all sentences or a sequence of `count` values. A
@@ -314,74 +293,59 @@ def option_inputs(
     if unknown:
         advice = ""
         if set(unknown) <= set(SearchConfig.fields_with()):  # of the whole search
-            advice = (
-                "; give it to Translator, as in search=SearchConfig(beam_size=2), or to "
-                "Translator.load(name, beam_size=2)"
-            )
+            advice = "; give it to Translator.load, or to Translator in a SearchConfig"
         raise InputError(
             f"the model has no option {', '.join(unknown)} that can change from sentence to "
             f"sentence; it has {', '.join(sorted(known)) or 'none'}{advice}"
         )
-    columns, changed = {}, {}
-    for name, dtype in known.items():
-        values = _spread(name, options.get(name), count)
-        columns[name] = InputValues([_as_sent(name, dtype, value) for value in values], dtype)
-        if name in options and name in SearchConfig.__dataclass_fields__:
-            changed[name] = [value is not None for value in values]
+    values = {name: _spread(name, options.get(name), count) for name in known}
     # A model would silently use other values instead of invalid ones.
-    pairs = (zip(columns[name].values, changed[name], strict=True) for name in changed)
-    for row in set(zip(*pairs, strict=True)):
-        check_options(
-            {
-                name: tuple(filter(str.strip, value.split("\n")))
-                if isinstance(value, str)
-                else value
-                for name, (value, is_changed) in zip(changed, row, strict=True)
-                if is_changed
-            }
-        )
-    return columns
+    for row in set(zip(*values.values(), strict=True)):
+        given = {name: value for name, value in zip(known, row, strict=True) if value is not None}
+        prefix = given.pop("prefix", "")
+        if not isinstance(prefix, str):
+            raise InputError(f"prefix must be text, got {prefix!r}")
+        check_options(given)
+        for name, text in [("prefix", prefix)] + [
+            ("banned_phrases", phrase) for phrase in given.get("banned_phrases", ())
+        ]:
+            check_unicode(name, text)
+    return {
+        name: InputValues([_as_sent(dtype, value) for value in values[name]], dtype)
+        for name, dtype in known.items()
+    }
 
 
 def _spread(name: str, value: Any, count: int) -> list[Any]:
-    """Returns a value for each sentence."""
-    if value is None or isinstance(value, str | numbers.Real) or not isinstance(value, Iterable):
-        return [value] * count
-    values = list(value)
-    if name == "banned_phrases" and all(isinstance(phrase, str) for phrase in values):
-        return [values] * count
+    """Makes a value for each sentence: a number, text, a tuple of phrases, or None."""
+    is_phrases = name == "banned_phrases"
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
+        value = value.tolist()
+    values = value if isinstance(value, list | tuple) else [value] * count
+    if is_phrases and all(isinstance(phrase, str) for phrase in values):
+        values = [values if isinstance(value, list | tuple) else value] * count
     if len(values) != count:
         raise InputError(
             f"{name} must be one value for all sentences or a list with one for each, got "
             f"{len(values)} for {count} sentences"
         )
-    return values
+    return [_as_phrases(each) for each in values] if is_phrases else list(values)
 
 
-def _as_sent(name: str, dtype: str, value: Any) -> Any:
-    """Returns a value of an option as JSON and protocol buffers represent it."""
+def _as_phrases(value: Any) -> Any:
+    """Makes a tuple of phrases from a list of them, or from lines of text."""
+    if isinstance(value, str):
+        return tuple(line for line in value.split("\n") if line.strip())
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _as_sent(dtype: str, value: Any) -> Any:
+    """The value of an option as JSON and protocol buffers represent it."""
     if value is None:
         return AS_EXPORTED[dtype]
-    if dtype == "DT_STRING":
-        if isinstance(value, list | tuple):
-            if any("\n" in str(phrase) for phrase in value):
-                raise InputError(f"{name} must be phrases of one line each, got {value!r}")
-            value = "\n".join(map(str, value)) or _NO_PHRASES
-        if isinstance(value, str):
-            check_unicode(name, value)
-            return value
-        rule = "text or a list of phrases"
-    elif dtype == "DT_FLOAT":
-        with contextlib.suppress(OverflowError):  # of a whole number
-            if isinstance(value, numbers.Real) and math.isfinite(value):
-                return float(value)
-        rule = "a finite number"
-    else:
-        bits = int(dtype.removeprefix("DT_INT"))
-        if isinstance(value, numbers.Integral) and -1 << bits - 1 <= int(value) < 1 << bits - 1:
-            return int(value)
-        rule = f"a whole number of {bits} bits"
-    raise InputError(f"{name} must be {rule}, got {value!r}")
+    if isinstance(value, tuple):
+        return "\n".join(value) or _NO_PHRASES
+    return float(value) if dtype == "DT_FLOAT" else value
 
 
 # Batches of rows of similar length, and their results back in the order of the rows.

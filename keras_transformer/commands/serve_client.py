@@ -14,6 +14,7 @@ from absl import flags
 
 from keras_transformer.commands import command_flags, common, line_io
 from keras_transformer.config import SearchConfig, check_options
+from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 
@@ -53,7 +54,7 @@ _HEADERS_FILE = command_flags.define_path(
 command_flags.define_flags(line_io.Job)
 
 # What may differ from sentence to sentence with an exported model.
-_OPTIONS = SearchConfig.fields_with(per_sentence=True)
+_OPTIONS = tuple(name for name in REQUEST_OPTIONS if name in SearchConfig.fields_with())
 command_flags.define_flags(SearchConfig, _OPTIONS)
 for _name in _OPTIONS:
     _flag = flags.FLAGS[_name]

@@ -14,6 +14,7 @@ from absl import flags
 
 from keras_transformer.commands import command_flags, common, line_io
 from keras_transformer.config import SearchConfig, check_options
+from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.errors import InputError
 from keras_transformer.serving.model_folder import check_version, read_model_card
 from keras_transformer.tasks import Task
@@ -81,7 +82,7 @@ def _load_export(version: pathlib.Path, search: dict[str, Any]) -> "tuple[BatchT
     check_version(version)
     card = read_model_card(version)
     reason = f"was fixed when {version} was exported"
-    fixed = [name for name in search if name not in SearchConfig.fields_with(per_sentence=True)]
+    fixed = [name for name in search if name not in REQUEST_OPTIONS]
     command_flags.reject_given(["checkpoint", *fixed], reason)
     common.load_tensorflow(one_dnn=card["precision"]["computation"] == "bfloat16")
     from keras_transformer.serving.export import load_exported

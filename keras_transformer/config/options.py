@@ -30,10 +30,8 @@ def option(
     for_vocabulary: bool = False,
     is_learned: bool = False,
     may_change: bool = False,
-    per_sentence: bool = False,
     needs: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
     needs_dev_set: bool | None = None,
-    neutral: float | None = None,
 ) -> Any:
     """Returns a field of a configuration.
 
@@ -46,12 +44,10 @@ def option(
         for_vocabulary: whether it determines the vocabularies of a run.
         is_learned: whether an option of a task changes what a model learns; a run keeps it.
         may_change: whether a run that is resumed may have another value than before.
-        per_sentence: whether each sentence of a request may set it.
         needs: the values of another field with which this one has an effect, any value but None for
             an empty tuple. A value that has no effect is an error.
         needs_dev_set: whether it has an effect only in runs with a dev set, or only in those
             without one; None means in both.
-        neutral: the value that has no effect, so that a graph needs no operations for it.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,11 +1,13 @@
-"""Search options (Vaswani et al. 2017, 6.1), of which `search_translations` makes a search.
+"""Search options (Vaswani et al. 2017, 6.1): of a whole search, and of single sentences.
 
-Their way from a flag or a request to the search is in `inference/generate.py`.
+An option goes from its flag, or from `Translator(search=...)`, into a `SearchConfig`; or, if it is
+one of `REQUEST_OPTIONS`, from `translate` through sentences.py, which checks it, into the graph,
+where inference/options.py bounds it. search/model_search.py makes a search of both.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.errors import InputError
@@ -19,6 +21,35 @@ _MINIMUM_DIVISOR = 1e-6  # keeps logits finite in float32
 # The largest that Koehn and Knowles 2017 (3.6) measured; BLEU falls beyond a few dozen hypotheses,
 # and time and memory grow with the square.
 _MAX_BEAM_SIZE = 1_000
+
+
+class RequestOption(NamedTuple):
+    """A search option that each sentence of a request may set.
+
+    Attributes:
+        type: float, int, or str: a prefix, or phrases, one to a line.
+        off: the value without effect, for which a graph has no operations; None if there is none.
+    """
+
+    type: type
+    off: float | None = None
+
+
+REQUEST_OPTIONS = {
+    "length_penalty": RequestOption(float),
+    "coverage_penalty": RequestOption(float, off=0),
+    "temperature": RequestOption(float),
+    "top_k": RequestOption(int),
+    "top_p": RequestOption(float),
+    "seed": RequestOption(int),
+    "max_extra_length": RequestOption(int),
+    "max_length": RequestOption(int),
+    "min_length": RequestOption(int, off=0),
+    "repetition_penalty": RequestOption(float, off=1),
+    "no_repeat_ngram": RequestOption(int, off=0),
+    "banned_phrases": RequestOption(str),
+    "prefix": RequestOption(str),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +78,6 @@ class SearchConfig(JsonConfig):
         "alpha of ((5 + length) / 6) ** alpha, which divides log-probabilities (Wu et al. 2016, "
         "eq. 14); the length counts EOS.",
         minimum=0,
-        per_sentence=True,
     )
     length_penalty_form: Literal["gnmt", "power"] = option(
         "gnmt",
@@ -59,8 +89,6 @@ class SearchConfig(JsonConfig):
         "beta of the coverage penalty (Wu et al. 2016, eq. 14), which counts source tokens "
         "without attention; 0 turns it off.",
         minimum=0,
-        per_sentence=True,
-        neutral=0,
     )
     num_translations: int = option(
         1,
@@ -72,7 +100,6 @@ class SearchConfig(JsonConfig):
         1.0,
         "Divides the logits before sampling.",
         minimum=_MINIMUM_DIVISOR,
-        per_sentence=True,
         needs={"method": ("sampling",)},
     )
     top_k: int = option(
@@ -80,7 +107,6 @@ class SearchConfig(JsonConfig):
         "Sample from the k most probable tokens; 0: from all.",
         minimum=0,
         maximum=_MAX_INT,
-        per_sentence=True,
         needs={"method": ("sampling",)},
     )
     top_p: float = option(
@@ -88,7 +114,6 @@ class SearchConfig(JsonConfig):
         "Sample from the fewest tokens whose probabilities sum to at least this; 1: from all.",
         minimum=_MINIMUM_DIVISOR,
         maximum=1,
-        per_sentence=True,
         needs={"method": ("sampling",)},
     )
     seed: int = option(
@@ -97,7 +122,6 @@ class SearchConfig(JsonConfig):
         "(about one in a thousand differs).",
         minimum=0,
         maximum=_MAX_INT,
-        per_sentence=True,
         needs={"method": ("sampling",)},
     )
     forbid_unknown: bool = option(False, "Never generate the unknown token, as in Marian.")
@@ -111,14 +135,12 @@ class SearchConfig(JsonConfig):
         "A translation has at most this many tokens more than its source.",
         minimum=0,
         maximum=MAX_TOKENS,
-        per_sentence=True,
     )
     max_length: int = option(
         0,
         "A translation has at most this many tokens; 0: no such limit.",
         minimum=0,
         maximum=MAX_TOKENS,
-        per_sentence=True,
     )
     min_length: int = option(
         1,
@@ -126,8 +148,6 @@ class SearchConfig(JsonConfig):
         "space; 0 allows empty ones. Blank sentences always have the empty translation.",
         minimum=0,
         maximum=MAX_TOKENS,
-        per_sentence=True,
-        neutral=0,
     )
     max_source_length: int = option(
         512,
@@ -141,23 +161,18 @@ class SearchConfig(JsonConfig):
         "Divides positive logits, and multiplies negative ones, of tokens that the translation "
         "already contains (Keskar et al. 2019, 4.1); 1 turns it off.",
         minimum=_MINIMUM_DIVISOR,
-        per_sentence=True,
-        neutral=1,
     )
     no_repeat_ngram: int = option(
         0,
         "No sequence of this many tokens occurs twice in a translation; 0 turns it off.",
         minimum=0,
         maximum=_MAX_INT,
-        per_sentence=True,
-        neutral=0,
     )
     banned_phrases: tuple[str, ...] = option(
         (),
         "Phrases that translations never contain, as the vocabulary tokenizes them; other tokens "
         "may spell the same text. At most 256.",
         maximum=MAX_PHRASES,
-        per_sentence=True,
     )
 
     def __post_init__(self) -> None:
@@ -171,8 +186,11 @@ class SearchConfig(JsonConfig):
                 f"num_translations {self.num_translations} is larger than beam_size "
                 f"{self.beam_size}; raise beam_size or ask for fewer"
             )
-        if not all(phrase.strip() for phrase in self.banned_phrases):
-            raise InputError(f"banned_phrases must not be blank, got {self.banned_phrases!r}")
+        for phrase in self.banned_phrases:
+            if not phrase.strip() or "\n" in phrase:
+                raise InputError(
+                    f"banned_phrases must be lines of text, none of them blank, got {phrase!r}"
+                )
 
     @classmethod
     def unused_by(cls, method: str) -> list[str]:

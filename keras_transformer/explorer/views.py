@@ -14,9 +14,10 @@ from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.inference import BatchTranslator
-from keras_transformer.inference.generate import search_translations
-from keras_transformer.inference.unknowns import copy_unknowns
+from keras_transformer.inference.options import config_settings
+from keras_transformer.inference.translator import finish_translations
 from keras_transformer.search import Constraint, Hypotheses, OpenHypotheses
+from keras_transformer.search.model_search import search_model
 from keras_transformer.search.scoring import is_possible
 from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
@@ -123,11 +124,12 @@ def inspect_model(
         _check_not_blank(ids)
         source = tf.constant([[*ids, EOS_ID]])
         recorder = SearchRecorder()
-        hypotheses = search_translations(
+        hypotheses = search_model(
             model,
             source,
             search,
-            target_vocabulary,
+            config_settings(search, target_vocabulary),
+            space_ids=target_vocabulary.space_ids,
             constraints=[*task.constraints(source, vocabularies), recorder],
         )
         tree = make_tree(recorder.steps, hypotheses, target_vocabulary)
@@ -141,15 +143,20 @@ def inspect_model(
         weights = model.attentions(inputs)
         if not set(KINDS) & weights.keys():
             raise InputError(f"{name} has no attention to show")
-        output = tf.constant([[tree.translations[0].text]])
-        if search.replace_unknowns:
-            _, surfaces = tokenizer.tokenize_with_surfaces(text, search.max_source_length)
-            output = copy_unknowns(output, hypotheses.ids[:, :1], source, surfaces)
-        finished = task.finish(output, text).numpy().item().decode()
+        _, surfaces = tokenizer.tokenize_with_surfaces(text, search.max_source_length)
+        (finished,) = finish_translations(
+            hypotheses.ids[:, :1],
+            text,
+            source,
+            surfaces,
+            target=Tokenizer(target_vocabulary),
+            search=search,
+            task=task,
+        )[0].numpy()
         return View(
             name,
             sentence,
-            task.postprocess([finished], [read_sentence])[0],
+            task.postprocess([finished.decode()], [read_sentence])[0],
             source_vocabulary.pieces([*ids, EOS_ID]),
             target_vocabulary.pieces(read),
             target_vocabulary.pieces(written),

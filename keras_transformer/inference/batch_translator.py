@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from keras_transformer.errors import BatchesInProgressError, InputError
 from keras_transformer.host import num_cores
-from keras_transformer.inference.generate import encode_phrases
 from keras_transformer.results import Attention, Result, read_attention
 from keras_transformer.sentences import (
     Answer,
@@ -24,8 +23,6 @@ from keras_transformer.sentences import (
     select_rows,
     texts_of,
 )
-from keras_transformer.text import Vocabulary
-from keras_transformer.text.vocabulary import check_language_code
 
 # The memory that search needs grows with the tokens of the batches in progress, padding included.
 # A sentence has no more tokens than bytes; tokens of ordinary text have three to five bytes.
@@ -42,12 +39,6 @@ class BatchTranslator(SentenceTranslator):
 
     Args:
         signature: returns the function of a signature by its name; raises `KeyError` for others.
-        target: the target vocabulary, to check that it can spell a prefix or phrases for all
-            sentences; None skips this check.
-        max_extra_length: the translator's own, the most that sentences may have; None skips this
-            check.
-        language_codes: those that a source may begin with, to reject others; empty skips this
-            check.
 
     Example:
         >>> exported = load_exported("exports/numbers/1")
@@ -55,17 +46,8 @@ class BatchTranslator(SentenceTranslator):
         'zweihundert'
     """
 
-    def __init__(
-        self,
-        signature: Callable[[str], Any],
-        target: Vocabulary | None = None,
-        max_extra_length: int | None = None,
-        language_codes: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, signature: Callable[[str], Any]) -> None:
         self._signature = signature
-        self._target = target
-        self._max_extra_length = max_extra_length
-        self._language_codes = language_codes
 
     def attention(self, source: Sequence[str], target: Sequence[str]) -> list[Attention]:
         """Returns the attention from which `align` takes words: the mean of the last layer's heads.
@@ -74,34 +56,11 @@ class BatchTranslator(SentenceTranslator):
             InputError: as in `align`.
         """
         columns = pair_inputs(source, target)
-        return self._read_rows("attention", columns, lambda answer, *_: read_attention(answer))
+        return self._read_rows("attention", columns, read_attention)
 
     def _input_types(self, signature: str) -> Mapping[str, str]:
         inputs = signature_inputs(self._find(signature))
         return {name: _TYPES[spec.dtype] for name, spec in inputs.items()}
-
-    def _check_options(
-        self, options: Mapping[str, Any], columns: Mapping[str, InputValues]
-    ) -> None:
-        longest = self._max_extra_length
-        if longest is not None:
-            most = max(columns["max_extra_length"].values, default=0)
-            if most > longest:
-                raise InputError(
-                    "max_extra_length can be at most the translator's own, "
-                    f"{longest}, got {most}; load or export it with a larger one"
-                )
-        if self._target is None:
-            return
-        for name in ("prefix", "banned_phrases"):
-            # One sentence of a list is no reason to fail all; the answer marks it.
-            phrases = options.get(name)
-            if isinstance(phrases, str):
-                phrases = phrases.split("\n")
-            elif name != "banned_phrases" or phrases is None:
-                continue
-            if all(isinstance(phrase, str) for phrase in phrases):  # of all sentences
-                encode_phrases(name, list(filter(str.strip, phrases)), self._target)
 
     def _find(self, name: str, details: bool = False) -> Any:
         """Returns a function; that of an export has details or not, whatever is asked."""
@@ -121,8 +80,6 @@ class BatchTranslator(SentenceTranslator):
         details: bool,
     ) -> list[Result]:
         texts = texts_of(columns)
-        for text in texts[0]:
-            check_language_code(text, self._language_codes)
         function = self._find(signature, details)
         inputs = signature_inputs(function)
 

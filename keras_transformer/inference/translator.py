@@ -9,9 +9,10 @@
    sorted by length and in threads (batch_translator.py). Both signatures are
    `ModelTranslator._translate`.
 2. `Tokenizer` cuts text [B] into ids [B, S] (text/tokenizer.py).
-3. `search_translations` (generate.py) encodes the ids and hands the model's `step` to
-   `beam_search` or `sample` with the constraints of a `SearchConfig` (search/).
-4. `Tokenizer.detokenize` makes text [B, N] of ids, and `Task.finish` completes it.
+3. `search_model` encodes the ids and hands the model's `step` to `beam_search` or `sample`, with
+   the settings of a `SearchConfig` (options.py) as constraints (search/).
+4. `finish_translations` makes text [B, N] of ids, copies unknown words, and lets the task complete
+   it.
 
 Dimension 0 of inputs and outputs is the batch, as servers that merge requests require; a row's
 answer depends on no other row, except for the padding at its end.
@@ -20,27 +21,31 @@ Shapes: B sentences, S source length, T target length, both with EOS; N translat
 L their longest length.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
 
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, SearchConfig
+from keras_transformer.config import (
+    BOS_ID,
+    EOS_ID,
+    LANGUAGE_CODE,
+    PAD_ID,
+    UNK_ID,
+    SearchConfig,
+)
 from keras_transformer.decoding import NO_SCORE, Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.files import CONTROL_CHARACTERS
 from keras_transformer.inference import scores
 from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes, gpu_shapes
-from keras_transformer.inference.generate import (
-    max_lengths,
-    option_types,
-    read_config,
-    read_options,
-    search_translations,
-)
+from keras_transformer.inference.options import column_types, config_settings, read_options
 from keras_transformer.inference.unknowns import copy_unknowns
+from keras_transformer.inference.words import SPACES, words_of_tokens
 from keras_transformer.search import Hypotheses
+from keras_transformer.search.model_search import max_lengths, search_model
 from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
 from keras_transformer.text.tokenizer import with_eos
@@ -62,7 +67,7 @@ class ModelTranslator(BatchTranslator):
         source, target: the vocabularies; without `target`, the source's is that of both sides.
         search: how to search; by default the task's own search, or the paper's.
         xla: shapes for which XLA compiles the search of sentences without options and details; by
-            default six where there is a GPU, see `gpu_shapes`.
+            default six where there is a GPU, see `gpu_shapes`; False for none.
         task: of the model; it may constrain searches and complete their outputs.
         details: whether the functions of an export return what a `DetailedTranslation` has, too.
         stores_projection: see `with_stored_projection`.
@@ -89,14 +94,14 @@ class ModelTranslator(BatchTranslator):
         source: Vocabulary,
         target: Vocabulary | None = None,
         search: SearchConfig | None = None,
-        xla: XlaShapes | None = None,
+        xla: XlaShapes | Literal[False] | None = None,
         task: Task | None = None,
         details: bool = False,
         stores_projection: bool = False,
     ) -> None:
         target = target or source
         search = search or (task.search_config() if task else SearchConfig())
-        super().__init__(self.function, target, search.max_extra_length, source.language_codes)
+        super().__init__(self.function)
         sizes = {"source": model.config.vocabulary_size, "target": model.config.target_size}
         for (side, size), vocabulary in zip(sizes.items(), (source, target), strict=True):
             if size != vocabulary.size:
@@ -109,29 +114,33 @@ class ModelTranslator(BatchTranslator):
                 f"coverage_penalty={search.coverage_penalty} needs a model with attention; "
                 "set it to 0"
             )
-        if details and xla is not None:
+        if details and xla:
             raise InputError("details cannot be combined with XLA; remove one of them")
         self.model, self.search, self.task, self.details = model, search, task, details
         self.source_tokenizer = self.target_tokenizer = Tokenizer(source)
         if target.fingerprint != source.fingerprint:
             self.target_tokenizer = Tokenizer(target)
-        self.xla = xla or (None if details else gpu_shapes())
-        self._compiled = self.xla and CompiledSearch(
-            self._search, self.xla, search.max_extra_length
-        )
-        # One graph for all functions that search without options.
-        self._plain_search = tf.function(
-            lambda source: self._search(source, None),
-            input_signature=[tf.TensorSpec([None, None], tf.int32)],
-            autograph=False,
-        )
+        self.xla = (gpu_shapes() if xla is None and not details else xla) or None
         self._projection: Any = ()  # variables
         if stores_projection:
             self._projection = tf.nest.map_structure(
                 lambda value: tf.Variable(value, trainable=False, name="projection"),
                 model.encode(tf.constant([[EOS_ID]])).projection,
             )
+        self._start_graphs()
+
+    def _start_graphs(self) -> None:
+        """Forgets all graphs: the next ones read the variables that the model has now."""
         self._traced: dict[tuple[str, bool, bool], Any] = {}
+        self._model_variables = [id(variable) for variable in self.model.variables]
+        extra = self.search.max_extra_length
+        self._compiled = self.xla and CompiledSearch(self._search, self.xla, extra)
+        # One graph for all functions that search without options.
+        self._plain_search = tf.function(
+            lambda source: self._search(source, None),
+            input_signature=[tf.TensorSpec([None, None], tf.int32)],
+            autograph=False,
+        )
 
     def with_stored_projection(self) -> "ModelTranslator":
         """Returns the translator to export: it stores the matrix of the logits.
@@ -144,7 +153,7 @@ class ModelTranslator(BatchTranslator):
             self.source_tokenizer.vocabulary,
             self.target_tokenizer.vocabulary,
             self.search,
-            self.xla,
+            self.xla or False,
             self.task,
             self.details,
             stores_projection=True,
@@ -170,6 +179,9 @@ class ModelTranslator(BatchTranslator):
         details = self.details if details is None else details
         if name not in self.signature_names:
             raise KeyError(name)
+        # `quantize` and `enable_lora` give a model other variables.
+        if self._model_variables != [id(variable) for variable in self.model.variables]:
+            self._start_graphs()
         key = name, details, self.marks_cut_outputs
         if key not in self._traced:
             self._traced[key] = self._trace(name, details)
@@ -205,12 +217,12 @@ class ModelTranslator(BatchTranslator):
 
     def _trace(self, name: str, details: bool) -> Any:
         pair = {"source": tf.string, "target": tf.string}
-        options = option_types(self.search)
+        options = column_types(self.search)
         if not hasattr(self.model, "attention"):
             del options["coverage_penalty"]
 
         def translate(text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
-            return self._translate(text, columns, details)
+            return self.translate_text(text, columns, details)
 
         functions: dict[str, tuple[Callable[..., Any], Mapping[str, tf.DType]]] = {
             "serving_default": (translate, {"text": tf.string}),
@@ -223,22 +235,33 @@ class ModelTranslator(BatchTranslator):
         columns = {key: tf.TensorSpec([None], dtype, name=key) for key, dtype in types.items()}
         return tf.function(function, autograph=False).get_concrete_function(**columns)
 
-    def _translate(
-        self, text: Tensor, columns: Mapping[str, Tensor], details: bool
+    def translate_text(
+        self,
+        text: Tensor,
+        columns: Mapping[str, Tensor] = MappingProxyType({}),
+        details: bool = False,
     ) -> dict[str, Tensor]:
-        """Translates text [B] with options [B] of `option_types`, or without any.
+        """Translates text [B] in a graph.
 
-        A negative number or empty text stands for the value of the configuration; phrases are
-        separated by newlines.
+        Args:
+            text: the sentences.
+            columns: options [B] of `column_types`, all or none. A negative number or empty text
+                stands for the value of the configuration; phrases are separated by newlines.
+            details: whether to return them.
 
         Returns:
             "translations", string [B, N], best first, and "scores" [B, N]; "source_cut", bool [B],
-            whether the text is longer than the model reads; with options also "options_ignored",
-            bool [B], see `read_options`. With details also "tokens", string [B, N, L], and
-            "token_scores" [B, N, L] with EOS, then padding; "output_cut", bool [B, N]; and, if the
-            model has attention, "source_tokens", string [B, S], and "attention" [B, N, L, S].
+            whether the text is longer than the model reads; "code_unknown", bool [B], where the
+            vocabulary has language codes, and the text begins with another one; with options also
+            "options_ignored", bool [B], see `read_options`. With details also "tokens", string
+            [B, N, L], and "token_scores" [B, N, L] with EOS, then padding; "output_cut", bool
+            [B, N]; and, if the model has attention, "source_tokens", string [B, S], "attention"
+            [B, N, L, S], and the words of the tokens, "source_words" [B, S] and "target_words"
+            [B, N, L], see `words_of_tokens`.
         """
-        text = _checked(text, columns.values(), "every option must have a value for each row")
+        given = text = _checked(
+            text, columns.values(), "every option must have a value for each row"
+        )
         # A byte that is not UTF-8 is read as U+FFFD; what is copied from the text is UTF-8 then.
         text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8")
         options, answer = None, {}
@@ -249,6 +272,8 @@ class ModelTranslator(BatchTranslator):
         tokens, surfaces = self.source_tokenizer.tokenize_with_surfaces(text, limit + 1)
         lengths = tokens.row_lengths()
         answer["source_cut"] = lengths > limit
+        if codes := self.source_tokenizer.vocabulary.language_codes:
+            answer["code_unknown"] = _has_other_code(text, codes)
         if columns:
             options, answer["options_ignored"] = read_options(
                 columns, self.search, self.target_tokenizer, tf.minimum(lengths, limit)
@@ -278,6 +303,11 @@ class ModelTranslator(BatchTranslator):
                 lists[name] = tf.where(blank, tf.zeros([], values.dtype), values)
             if "attention" in lists:
                 answer["source_tokens"] = self.source_tokenizer.pieces(source)
+                answer["source_words"] = words_of_tokens(self.source_tokenizer, given, source)
+                texts = tf.reshape(translations, [-1])
+                ids = tf.reshape(ids, [tf.size(texts), tf.shape(ids)[2]])
+                words = words_of_tokens(self.target_tokenizer, texts, ids)
+                lists["target_words"] = tf.reshape(words, tf.shape(hypotheses.ids))
         if self.search.method == "beam" and self.search.num_translations > 1:
             lists = _without_repeats(lists)
         return lists | answer
@@ -287,12 +317,13 @@ class ModelTranslator(BatchTranslator):
 
         A matrix of ids would need padding, and model servers may crash when they pad requests of a
         batch. Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores"
-        [B, N]. A row without ids has one translation, of length 0 and score 0.
+        [B, N]; "source_cut" [B]. A row without ids has one translation, of length 0 and score 0.
         """
         tokens = self.source_tokenizer.read_ids(source)
         hypotheses = self._search_batch(with_eos(tokens, self.search.max_source_length))
         is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
         return {
+            "source_cut": tokens.row_lengths() > self.search.max_source_length,
             "ids": tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids),
             "lengths": tf.where(is_blank, 0, hypotheses.lengths),
             "scores": _scores(hypotheses, is_blank),
@@ -317,16 +348,17 @@ class ModelTranslator(BatchTranslator):
         details: bool = False,
     ) -> Hypotheses:
         vocabularies = self.source_tokenizer.vocabulary, self.target_tokenizer.vocabulary
-        return search_translations(
+        has_projection = bool(tf.nest.flatten(self._projection))
+        return search_model(
             self.model,
             source,
             self.search,
-            vocabularies[1],
-            options,
+            config_settings(self.search, vocabularies[1]) | dict(options or {}),
+            space_ids=vocabularies[1].space_ids,
             max_length_bound=longest,
             constraints=self.task.constraints(source, vocabularies) if self.task else (),
             projection=tf.nest.map_structure(tf.convert_to_tensor, self._projection)
-            if tf.nest.flatten(self._projection)
+            if has_projection
             else None,
             details=details,
         )
@@ -335,36 +367,41 @@ class ModelTranslator(BatchTranslator):
         self, hypotheses: Hypotheses, lengths: Tensor, options: Mapping[str, Tensor] | None
     ) -> Tensor:
         """Returns which translations of sources of `lengths` had to end, bool [B, N]."""
-        settings = read_config(self.search, self.target_tokenizer.vocabulary) | dict(options or {})
+        vocabulary = self.target_tokenizer.vocabulary
+        settings = config_settings(self.search, vocabulary) | dict(options or {})
         longest = max_lengths(settings, tf.cast(lengths, tf.int32))
         return hypotheses.lengths > longest[:, None]  # which count EOS
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        *ids, is_cut = self._read_pair(source, target)
-        return scores.score(self.model, *ids) | is_cut
+        *_, ids, shifted, labels, is_cut = self._read_pair(source, target)
+        # The end of a target that is cut is not scored, EOS included.
+        labels = tf.where(is_cut["is_cut"][:, None] & (labels == EOS_ID), PAD_ID, labels)
+        return scores.score(self.model, ids, shifted, labels) | is_cut
 
     def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        ids, shifted, labels, is_cut = self._read_pair(source, target)
+        source, target, ids, shifted, labels, is_cut = self._read_pair(source, target)
         return scores.token_values(self.model, ids, shifted) | {
-            "source_cut": is_cut["source_cut"],
+            **is_cut,
             "attention": scores.attention(self.model, ids, shifted, labels),
             "source_pieces": self.source_tokenizer.pieces(ids),
             "target_pieces": self.target_tokenizer.pieces(labels),
+            "source_words": words_of_tokens(self.source_tokenizer, source, ids),
+            "target_words": words_of_tokens(self.target_tokenizer, target, labels),
         }
 
     def _read_pair(
         self, source: Tensor, target: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """Returns ids: the source [B, S], the target [B, T] shifted right, the labels [B, T].
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """Returns both texts [B]; ids: the source [B, S], the target [B, T] shifted right, and as
+        labels [B, T]; and marks.
 
-        With them "source_cut", bool [B], whether a source is longer than the model reads, and
+        The marks are "source_cut", bool [B], whether a source is longer than the model reads, and
         "is_cut", bool [B], whether a target is longer than any that search can generate.
         """
         source = _checked(source, [target], "source and target must have as many rows")
-        if self.task is not None:
-            source = self.task.read_text(source)
+        text = source if self.task is None else self.task.read_text(source)
         limit = self.search.max_source_length
-        tokens = self.source_tokenizer.tokenize(source, limit + 1)
+        tokens = self.source_tokenizer.tokenize(text, limit + 1)
         longest = limit + self.search.max_extra_length
         target_tokens = self.target_tokenizer.tokenize(target, longest + 1)
         labels = with_eos(target_tokens, longest)
@@ -373,7 +410,14 @@ class ModelTranslator(BatchTranslator):
             "source_cut": tokens.row_lengths() > limit,
             "is_cut": target_tokens.row_lengths() > longest,
         }
-        return with_eos(tokens, limit), shifted, labels, is_cut
+        return source, target, with_eos(tokens, limit), shifted, labels, is_cut
+
+
+def _has_other_code(text: Tensor, codes: Sequence[str]) -> Tensor:
+    """Which texts begin with a language code that is none of `codes`, bool [B]."""
+    code = tf.strings.regex_replace(text, f"(?s)^{LANGUAGE_CODE}.*", r"\1")
+    is_known = tf.reduce_any(code[:, None] == tf.constant(codes), axis=1)
+    return tf.strings.regex_full_match(text, f"(?s){LANGUAGE_CODE}.*") & ~is_known
 
 
 def finish_translations(

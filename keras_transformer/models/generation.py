@@ -10,46 +10,56 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID
+from keras_transformer.config import EOS_ID, SearchConfig
+from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.decoding import Tensor
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.errors import InputError
 from keras_transformer.models.checks import check_shape, checked_ids
-from keras_transformer.search import Constraint, Hypotheses, beam_search, sample, sentence_seeds
+from keras_transformer.search import Constraint, Hypotheses
+from keras_transformer.search.model_search import number_settings, search_model
 
-_MAX_EXTRA_LENGTH = 50  # Vaswani et al. 2017, 6.1
-# Options that may change from call to call of a graph, with their types.
-_NUMBERS = {
-    "length_penalty": tf.float32, "coverage_penalty": tf.float32, "max_length": tf.int32,
-    "temperature": tf.float32, "top_k": tf.int32, "top_p": tf.float32, "seed": tf.int64,
-}  # fmt: skip
+# Options that may change from call to call of a graph, by the type of their values.
+_NUMBER_TYPES = {float: tf.float32, int: tf.int32}
 
 
 def generate(
-    model: Any, source: Any, *, constraints: Sequence[Constraint] = (), **options: Any
+    model: Any,
+    source: Any,
+    *,
+    constraints: Sequence[Constraint] = (),
+    details: bool = False,
+    **options: Any,
 ) -> Hypotheses:
     """Returns the hypotheses for source ids [B, S]; arguments as in `Seq2SeqModel.generate`."""
     ids = _checked(source, model.config.vocabulary_size)
     options = {name: value for name, value in options.items() if value is not None}
+    # Without the defaults for text: an empty output is one, and samples have no length penalty.
+    defaults = {"min_length": 0, "length_penalty": 0.6 if options["method"] == "beam" else 0.0}
+    search = SearchConfig.from_dict(defaults | options)
     numbers = {
-        name: tf.cast(options.pop(name), dtype)
-        for name, dtype in _NUMBERS.items()
-        if name in options
+        name: tf.constant(getattr(search, name), _NUMBER_TYPES[option.type])
+        for name, option in REQUEST_OPTIONS.items()
+        if name in options and option.type is not str
     }
 
-    def search(source: Tensor, numbers: dict[str, Tensor]) -> Hypotheses:
-        return _search(model, source, constraints=constraints, **options, **numbers)
+    def run(source: Tensor, numbers: dict[str, Tensor]) -> Hypotheses:
+        settings = number_settings(search) | numbers
+        return search_model(
+            model, source, search, settings, constraints=constraints, details=details
+        )
 
     # A graph reads the variables of its first call; `quantize` and `enable_lora` make others.
     variables = tuple(map(id, model.variables))
     if model.generation is None or model.generation.variables != variables:
         model.generation = types.SimpleNamespace(variables=variables, graphs={})
-    key = (*sorted(options.items()), *numbers)
+    fixed = sorted((name, value) for name, value in options.items() if name not in numbers)
+    key = (details, *fixed, *numbers)
     if constraints or key not in model.generation.graphs:
         types_of_numbers = {
             name: tf.TensorSpec([], tensor.dtype) for name, tensor in numbers.items()
         }
         graph = tf.function(
-            search,
+            run,
             input_signature=[tf.TensorSpec([None, None], tf.int32), types_of_numbers],
             autograph=False,
         )
@@ -79,30 +89,3 @@ def _checked(source: Any, vocabulary_size: int) -> Tensor:
             stacklevel=4,
         )
     return ids
-
-
-def _search(
-    model: Any,
-    source: Tensor,
-    *,
-    method: str,
-    max_length: Tensor | None = None,
-    **options: Any,
-) -> Hypotheses:
-    check_choice("method", method, ("beam", "sampling"))
-    is_beam = method == "beam"
-    state = model.encode(
-        source,
-        num_hypotheses=options.get("beam_size", 4) if is_beam else options["num_translations"],
-        coverage="coverage_penalty" in options or options.get("details", False),
-    )
-    lengths = tf.math.count_nonzero(source != PAD_ID, axis=1, dtype=tf.int32) - 1  # without EOS
-    longest = lengths + _MAX_EXTRA_LENGTH
-    if not is_beam:
-        options["seed"] = sentence_seeds(options.get("seed", tf.constant(0)), source)
-    return (beam_search if is_beam else sample)(
-        model.step,
-        state,
-        max_lengths=longest if max_length is None else tf.fill(tf.shape(lengths), max_length),
-        **options,
-    )

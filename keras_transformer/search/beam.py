@@ -269,7 +269,7 @@ def rank_next_tokens(
 
     def normalized(logits: Tensor) -> tuple[scoring.Blocks, Tensor, Tensor]:
         blocks = scoring.cut_into_blocks(logits, count)
-        return blocks, *scoring.log_normalizers(blocks)
+        return blocks, *scoring.log_normalizers(blocks, is_compiled=bool(spec.capacities))
 
     def constrained() -> tuple[scoring.Blocks, Tensor, Tensor]:
         adjusted = changed("adjust", logits)

@@ -56,8 +56,8 @@ class OpenHypotheses(NamedTuple):
     tokens: Tensor
     time: Tensor
     max_lengths: Tensor
-    eos_id = EOS_ID
-    pad_id = PAD_ID
+    eos_id: int = EOS_ID
+    pad_id: int = PAD_ID
 
 
 class Constraint(Protocol):

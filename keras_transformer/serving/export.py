@@ -47,7 +47,6 @@ from keras_transformer.serving.model_folder import (
     check_name,
     check_version,
     choose_version,
-    read_model_card,
     write_server_files,
 )
 from keras_transformer.training.checkpoints import AVERAGE, START
@@ -143,12 +142,7 @@ def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
     serve = loaded.signatures.get("serving_default")
     if serve is None or not {"translations", "scores"} <= set(serve.structured_outputs):
         raise InputError(f"the SavedModel in {path} is not a translator that `export` wrote")
-    card = read_model_card(path) if (path / MODEL_CARD).is_file() else {}
-    return BatchTranslator(
-        lambda name: loaded.signatures[name],  # lives as long as `loaded`
-        max_extra_length=card["search"]["max_extra_length"] if card else None,
-        language_codes=card.get("language_codes", ()),
-    )
+    return BatchTranslator(lambda name: loaded.signatures[name])  # lives as long as `loaded`
 
 
 # The model card: what the graph does not say of the model. It names no machine and no folder.

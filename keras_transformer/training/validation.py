@@ -7,25 +7,23 @@ Shapes: B sentences, S source length, L length of the longest output.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID, SearchConfig, TrainingConfig
-from keras_transformer.data import BatchPlan, ParallelText, evaluation_batches, pad_ids
+from keras_transformer.config import SearchConfig, TrainingConfig
+from keras_transformer.data import BatchPlan, ParallelText, evaluation_batches
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.inference.compiled_search import CompiledSearch, gpu_shapes
-from keras_transformer.inference.generate import search_translations
-from keras_transformer.inference.translator import finish_translations
+from keras_transformer.inference import ModelTranslator
+from keras_transformer.inference.compiled_search import gpu_shapes
 from keras_transformer.models import Seq2SeqModel
-from keras_transformer.search import Hypotheses
 from keras_transformer.sentences import batches_by_length, in_row_order
 from keras_transformer.tasks import Task
-from keras_transformer.text import Tokenizer, Vocabulary
+from keras_transformer.text import Vocabulary
 from keras_transformer.training.distribution import distributed
 from keras_transformer.training.optimizer import WeightAverage
 from keras_transformer.training.prepare import tokenize
@@ -89,14 +87,13 @@ class DevMetric:
         training: TrainingConfig,
         search: SearchConfig | None = None,
     ) -> None:
-        source, self._target = self._vocabularies = vocabularies
-        self._model = model
-        self._task = task
-        self._search = search or task.search_config(task.dev_search)
-        task.check_references(text.target, self._target)
+        source, target = vocabularies
+        self._model, self._task = model, task
+        search = search or task.search_config(task.dev_search)
+        task.check_references(text.target, target)
         tokens = training.event_steps[1] * training.batch_tokens
         learned = list(map(task.target_text, text.target))
-        lengths = [len(ids) + 1 for ids in self._target.encode(learned)]
+        lengths = [len(ids) + 1 for ids in target.encode(learned)]
         affordable = training.validation_time_share * tokens / _SEARCH_COST
         count = int(affordable / np.mean(lengths))
         pairs_of: dict[str, list[int]] = {}
@@ -112,13 +109,8 @@ class DevMetric:
         pairs = sorted(pair for sentence in self._sentences for pair in pairs_of[sentence])
         self._texts = [text.source[pair] for pair in pairs]
         self._references = [text.target[pair] for pair in pairs]
-        self._sources = [
-            [*ids[: self._search.max_source_length], EOS_ID]
-            for ids in source.encode(self._sentences)
-        ]
-        _, self._surfaces = Tokenizer(source).tokenize_with_surfaces(
-            tf.constant(self._sentences), self._search.max_source_length
-        )
+        limit = search.max_source_length
+        self._lengths = [len(ids[:limit]) + 1 for ids in source.encode(self._sentences)]
         strategy = model.distribute_strategy
         self._num_devices = 1
         if strategy.num_replicas_in_sync > 1:  # those of this process: all workers search the same
@@ -126,13 +118,13 @@ class DevMetric:
         share = self._num_devices / strategy.num_replicas_in_sync
         self._max_tokens = int(training.batch_tokens // training.accumulation_steps * share)
         shapes = gpu_shapes((_MAX_ROWS,)) if self._num_devices == 1 else None
-        self._search_ids: Callable[[Tensor], Hypotheses] = self._search_plainly
-        if shapes is not None:
-            longest = self._search.max_extra_length
-            self._search_ids = CompiledSearch(self._search_plainly, shapes, longest)
-        self._search_batch = tf.function(
-            self._search_on_each_device,
-            input_signature=[tf.TensorSpec([None, None], tf.int32)],
+        self._translator = ModelTranslator(
+            model, source, target, search, shapes or False, task=task
+        )
+        self._translator.marks_cut_outputs = True
+        self._translate_batch = tf.function(
+            self._translate_on_each_device,
+            input_signature=[tf.TensorSpec([None], tf.string)],
             autograph=False,
         )
 
@@ -142,70 +134,49 @@ class DevMetric:
 
     def translate(self) -> list[str]:
         """Returns the model's answer to each searched pair, in their order."""
-        batches, outputs = self.batches(), []
+        batches, results = self.batches(), []
         with self._model.distribute_strategy.scope():
             for indices in batches:
-                batch = pad_ids([self._sources[index] for index in indices])
-                outputs.append(self._rows(self._search_batch(tf.constant(batch))))
-        ids = in_row_order(batches, outputs)
-        self.num_cut = sum(map(self._is_cut, self._sources, ids))
-        answers = finish_translations(
-            tf.constant(pad_ids([row[row != PAD_ID] for row in ids]))[:, None],
-            tf.constant(self._sentences),
-            tf.constant(pad_ids(self._sources)),
-            self._surfaces,
-            target=Tokenizer(self._target),
-            search=self._search,
-            task=self._task,
-        )
-        texts = [answer.decode("utf-8", "replace") for answer in answers[:, 0].numpy()]
+                batch = tf.constant([self._sentences[index] for index in indices])
+                results.append(self._rows(self._translate_batch(batch)))
+        rows = in_row_order(batches, results)
+        self.num_cut = sum(is_cut for _, is_cut in rows)
+        texts = [text.decode("utf-8", "replace") for text, _ in rows]
         translation_of = dict(zip(self._sentences, texts, strict=True))
         return [translation_of[sentence] for sentence in self._texts]
 
     def batches(self) -> list[list[int]]:
         """Returns the indices of the sentences that are searched together, the longest first."""
-        lengths = list(map(len, self._sources))
-        return batches_by_length(lengths, _MAX_ROWS * self._num_devices, self._max_tokens)
+        return batches_by_length(self._lengths, _MAX_ROWS * self._num_devices, self._max_tokens)
 
-    def _search_on_each_device(self, source: Tensor) -> Any:
-        """Returns the ids [B, L] of the outputs for source ids [B, S], by device."""
+    def _translate_on_each_device(self, text: Tensor) -> Any:
+        """Translates text [B]; returns what `_translate_rows` does, by device."""
         devices = self._num_devices
         if devices == 1:
-            return self._search_rows(source)
+            return self._translate_rows(text)
 
-        def search_share() -> Tensor:
+        def translate_share() -> tuple[Tensor, Tensor]:
             context = tf.distribute.get_replica_context()
             device = context.replica_id_in_sync_group % devices
-            rows = tf.shape(source)[0]
-            share = source[rows * device // devices : rows * (device + 1) // devices]
-            return self._search_rows(share)
+            rows = tf.shape(text)[0]
+            share = text[rows * device // devices : rows * (device + 1) // devices]
+            return self._translate_rows(share)
 
-        return self._model.distribute_strategy.run(search_share)
+        return self._model.distribute_strategy.run(translate_share)
 
-    def _search_rows(self, source: Tensor) -> Tensor:
-        return self._search_ids(source).ids[:, 0]  # [B, L]
+    def _translate_rows(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the best translations, string [B], and whether they had to end, bool [B]."""
+        answer = self._translator.translate_text(text)
+        return answer["translations"][:, 0], answer["best_cut"]
 
-    def _search_plainly(self, source: Tensor, longest: int | None = None) -> Hypotheses:
-        constraints = self._task.constraints(source, self._vocabularies)
-        return search_translations(
-            self._model,
-            source,
-            self._search,
-            self._target,
-            max_length_bound=longest,
-            constraints=constraints,
+    def _rows(self, columns: tuple[Any, Any]) -> list[tuple[bytes, bool]]:
+        """Joins the results of all devices: a translation, and whether it had to end, by row."""
+        strategy = self._model.distribute_strategy
+        texts, marks = (
+            np.concatenate(strategy.experimental_local_results(column)).tolist()
+            for column in columns
         )
-
-    def _rows(self, ids: Any) -> list[Any]:
-        parts = self._model.distribute_strategy.experimental_local_results(ids)
-        return [row for part in parts for row in np.asarray(part)]
-
-    def _is_cut(self, source: Sequence[int], output: Any) -> bool:
-        """Whether an output has as many tokens, without EOS, as it may have."""
-        if len(source) == 1:  # a blank sentence has the empty output
-            return False
-        longest = len(source) - 1 + self._search.max_extra_length
-        return bool(np.count_nonzero(output) > min(longest, self._search.max_length or longest))
+        return [*zip(texts, marks, strict=True)]
 
 
 class Validation:

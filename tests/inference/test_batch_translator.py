@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from keras_transformer.errors import InputError
 from keras_transformer.inference import BatchTranslator, batch_translator
-from keras_transformer.inference.batch_translator import _TYPES, signature_inputs
-from keras_transformer.sentences import AS_EXPORTED, SentenceWarning
+from keras_transformer.sentences import SentenceWarning
 
 _SENTENCES = ["two house", "", "cat sun tree two", "שלום", "tree hello cat", "sun"]
 _OPTIONS = {
@@ -51,7 +50,8 @@ def score(source, target):
     """-0.5 for each character of the target, and for the end."""
     lengths = [len(each) + 1 for each in target]
     rows = [[-0.5] * length + [0.0] * (max(lengths) - length) for length in lengths]
-    return {"scores": [sum(row) for row in rows], "token_scores": rows, "lengths": lengths}
+    marks = {"is_cut": [False] * len(rows)}
+    return {"scores": [sum(row) for row in rows], "token_scores": rows, "lengths": lengths} | marks
 
 
 @pytest.fixture
@@ -193,37 +193,23 @@ def test_unknown_words_are_aligned(two_best):
     assert {source for source, _ in pairs} <= {0, 1, 2}
 
 
-def test_phrase_with_unknown_characters_is_rejected(two_best):
-    with pytest.raises(InputError, match="prefix: the vocabulary cannot spell 'q😀'; use char"):
-        two_best.translate(["sun", "cat"], prefix="q😀")
-    with pytest.raises(InputError, match="banned_phrases: the vocabulary cannot spell 'q😀'"):
-        two_best.translate(["sun", "cat"], banned_phrases=["木", "q😀"])
-
-
 @pytest.mark.parametrize(
-    "options", [dict(prefix=["", "q😀"]), dict(banned_phrases=[None, ["木", "q😀"]])], ids=str
+    ("options", "rows"),
+    [
+        (dict(prefix="q😀"), [0, 1]),
+        (dict(prefix=["", "q😀"]), [1]),
+        (dict(banned_phrases=["木", "q😀"]), [0, 1]),
+        (dict(banned_phrases=[None, ["木", "q😀"]]), [1]),
+        (dict(max_extra_length=[None, 99]), [1]),
+    ],
+    ids=str,
 )
-def test_one_unknown_phrase_of_many_is_a_warning(two_best, options):
-    with pytest.warns(SentenceWarning, match="1 of 2 sentences: an option") as caught:
-        assert len(two_best.translate(["sun", "cat"], **options)) == 2
-    assert caught[0].message.rows == [1]
-    two_best.translate(["sun"], banned_phrases=[["木"]])
-
-
-def test_longer_outputs_than_the_translator_allows_are_rejected(two_best):
-    limit = two_best.search.max_extra_length
-    assert two_best.translate([], max_extra_length=limit) == []
-    message = f"max_extra_length can be at most the translator's own, {limit}, got {limit + 1}"
-    with pytest.raises(InputError, match=message):
-        two_best.translate(["sun", "cat"], max_extra_length=[None, limit + 1])
-    asked = two_best.function("translate_options")
-    specs = signature_inputs(asked)
-    columns = {
-        name: tf.constant([AS_EXPORTED[_TYPES[spec.dtype]]] * 2, spec.dtype)
-        for name, spec in specs.items()
-    }
-    columns["max_extra_length"] = tf.constant([limit, limit + 1])
-    assert asked(**columns)["options_ignored"].numpy().tolist() == [False, True]
+def test_options_that_cannot_be_kept_are_reported(two_best, options, rows):
+    with pytest.warns(SentenceWarning) as caught:
+        two_best.translate(["sun", "cat"], **options)
+    assert [(each.message.remark, each.message.rows) for each in caught] == [
+        ("options_ignored", rows)
+    ]
 
 
 @pytest.mark.slow

@@ -153,11 +153,17 @@ def test_short_option_columns_are_rejected(signatures):
 
 
 def test_long_texts_are_cut(signatures):
-    # 12 tokens of a sentence are read, 12 + 5 of a translation, and their ends.
+    # 12 tokens of a sentence are read, and 12 + 5 of a translation.
     answer = _ask(signatures["attention"], ["cat " * 5000], ["木 " * 5000])
-    assert answer["attention"].shape == (1, 18, 13)
-    assert _ask(signatures["score"], ["cat"], ["木 " * 5000])["lengths"].tolist() == [18]
-    answer = _ask(signatures["tokens"], ["4 " * 5000])
+    assert answer["attention"].shape == (1, 18, 13)  # and their ends
+    assert answer["source_cut"].all() and answer["is_cut"].all()
+    longest = _ask(signatures["score"], ["cat"] * 2, ["木 " * 5000, "木 " * 17])
+    assert longest["lengths"].tolist() == [17, 18]  # what is cut has no end
+    assert longest["is_cut"].tolist() == [True, False]
+    np.testing.assert_allclose(*longest["token_scores"][:, :17], rtol=1e-5)
+    assert longest["scores"][0] == pytest.approx(longest["token_scores"][1, :17].sum(), rel=1e-5)
+    answer = _ask(signatures["tokens"], ["4 " * 5000, "4"])
+    assert answer["source_cut"].tolist() == [True, False]
     assert answer["lengths"].max() <= 18
 
 

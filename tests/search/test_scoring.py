@@ -54,8 +54,9 @@ def test_top_k_equals_tensorflow_ties_included(width, values):
     np.testing.assert_array_equal(places * width + indices, expected.indices)
 
 
+@pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_log_normalizers_are_those_of_a_softmax(scale):
+def test_log_normalizers_are_those_of_a_softmax(scale, is_compiled):
     logits = tf.constant(scale * np.random.default_rng(0).standard_normal((3, 2, 70)), tf.float32)
-    largest, rest = log_normalizers(cut_into_blocks(logits, 4))
+    largest, rest = log_normalizers(cut_into_blocks(logits, 4), is_compiled=is_compiled)
     np.testing.assert_allclose(largest + rest, tf.reduce_logsumexp(logits, axis=2), rtol=1e-6)

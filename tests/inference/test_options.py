@@ -1,7 +1,5 @@
 """Search options from text to text: configured, or set for single sentences."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,8 +8,9 @@ from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.decoding import NO_SCORE, DecodingState
 from keras_transformer.errors import InputError
 from keras_transformer.inference.batch_translator import signature_inputs
-from keras_transformer.inference.generate import read_phrases, search_translations
+from keras_transformer.inference.options import read_phrases
 from keras_transformer.search import BannedPhrases
+from keras_transformer.search.model_search import number_settings, search_model
 
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
 
@@ -189,7 +188,7 @@ class ModelThatEndsAtOnce:
 )
 def test_empty_translation_or_bare_space_needs_min_length_0(search, spaces, first):
     model, source = ModelThatEndsAtOnce(), tf.constant([[5, EOS_ID], [EOS_ID, 0]])
-    target, search = SimpleNamespace(space_ids=spaces), SearchConfig(**search)
+    search = SearchConfig(**search)
     banned = BannedPhrases(tf.constant([[[7]]]))  # which a task adds
     for options, constraints, expected in (
         ({}, [], [first, EOS_ID]),
@@ -197,7 +196,10 @@ def test_empty_translation_or_bare_space_needs_min_length_0(search, spaces, firs
         ({"min_length": 0}, [], [EOS_ID]),
     ):
         changed = search.replace(**options)
-        found = search_translations(model, source, changed, target, constraints=constraints)
+        found = search_model(
+            model, source, changed, number_settings(changed),
+            space_ids=spaces, constraints=constraints,
+        )  # fmt: skip
         assert found.ids[:, 0, : len(expected)].numpy().tolist() == [expected] * 2
 
 
@@ -273,14 +275,16 @@ def test_minimum_beyond_the_longest_translation_is_reported(make_translator, tra
 
 
 def test_unspellable_phrases_are_rejected_or_ignored(make_translator, translator):
-    name = "banned_phrases"
-    with pytest.raises(InputError, match=f"{name}: the vocabulary cannot spell 'q😀'; use"):
-        make_translator(**{name: ("木", "q😀")}, num_translations=1)(tf.constant(["hello"]))
-    with pytest.raises(InputError, match="a phrase may have at most 64 tokens, got 65"):
-        make_translator(banned_phrases=("木 " * 65,), num_translations=1)(tf.constant(["hello"]))
-    with pytest.raises(InputError, match="the vocabulary cannot spell"):  # normalization drops it
-        make_translator(**{name: ("\u200b",)}, num_translations=1)(tf.constant(["hello"]))
+    for phrases in (("木", "q😀"), ("木 " * 65,), ("\u200b",)):  # normalization drops the last
+        with pytest.raises(InputError, match="banned_phrases"):
+            make_translator(banned_phrases=phrases, num_translations=1)(tf.constant(["hello"]))
     given, without = (
-        texts(ask(translator, ["hello"], **{name: phrases})) for phrases in ("木\nq😀", "木")
+        texts(ask(translator, ["hello"], banned_phrases=phrases)) for phrases in ("木\nq😀", "木")
     )
     assert given == without
+
+
+def test_prefix_beyond_the_maximum_length_is_reported(translator):
+    answer = ask(translator, ["hello"] * 2, prefix=["木 木 木", "木 木"], max_length=2)
+    assert answer["options_ignored"].numpy().tolist() == [True, False]
+    assert [text.split() for (text,) in texts(answer)] == [["木"] * 3, ["木"] * 2]
