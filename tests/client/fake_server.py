@@ -132,11 +132,14 @@ def upper_case_model() -> Model:
             for side, texts in inputs.items():
                 rows = [["▁" + word for word in text.split()] for text in texts]
                 outputs[f"{side}_pieces"] = [[*row, "</s>"] for row in rows]
+                outputs[f"{side}_words"] = [[*range(len(row)), -1] for row in rows]
             return outputs
         if signature == "score":
             lengths = [len(target.split()) + 1 for target in inputs["target"]]
             rows = [[-0.25] * length + [0.0] * (max(lengths) - length) for length in lengths]
-            return {"scores": [sum(row) for row in rows], "token_scores": rows, "lengths": lengths}
+            scores = [sum(row) for row in rows]
+            marks = {"is_cut": [False] * len(rows)}
+            return {"scores": scores, "token_scores": rows, "lengths": lengths} | marks
         return {
             "translations": [[text.upper()] for text in inputs["text"]],
             "scores": [[-float(len(text))] for text in inputs["text"]],

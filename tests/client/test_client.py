@@ -60,6 +60,8 @@ def test_texts_are_translated_scored_and_aligned(serve, model):
         "source_cut": [True, False],
         "output_cut": [[False], [True]],
         "source_tokens": [["▁a", "▁dog", "</s>", ""], [""] * 4],
+        "source_words": [[0, 1, -1, -1], [-1] * 4],
+        "target_words": [[[0, 1, -1]], [[-1] * 3]],
         "attention": [[np.eye(3, 4).tolist()]] * 2,
     }
     with pytest.warns(UserWarning, match="1 of 2 sentences: longer"):
