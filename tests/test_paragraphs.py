@@ -124,6 +124,17 @@ def test_spaces_are_added_after_languages_without_them():
     assert split.join(split.sentences) == ["他说：“你好。”他走了。"]
 
 
+@pytest.mark.parametrize("closing", ["]", ""])
+@pytest.mark.parametrize("separator", [" ", ", ", "-", "", "\n"])
+def test_long_lists_of_numbers_take_no_time(separator, closing):
+    """Without a bound pysbd's regular expression would take more than a lifetime."""
+    numbers = separator.join(map(str, range(210, 260)))
+    paragraph = f"It is known..[{numbers}{closing} Nobody asks. The end."
+    sentences = SplitParagraphs([paragraph], "en").sentences
+    assert sentences[-1] == "The end."
+    assert "".join("".join(sentences).split()) == "".join(paragraph.split())
+
+
 def test_long_line_is_translated_to_its_end(translator, words):
     sentences = ["two house.", "hello tree cat.", "sun!"] * 9  # 12 tokens are read of a line
     line = " ".join(sentence.capitalize() for sentence in sentences)

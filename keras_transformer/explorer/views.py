@@ -5,7 +5,7 @@ V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,13 +22,8 @@ from keras_transformer.search.scoring import is_possible
 from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 KINDS = ("encoder", "decoder", "cross")
 _NUM_CANDIDATES = 5  # shown of each hypothesis, if search did not keep more
-_INCHES_PER_TOKEN = 0.62  # in a figure
 
 Prefix = tuple[int, ...]
 
@@ -103,7 +98,7 @@ def inspect_model(
     task: Task,
     search: SearchConfig,
 ) -> Inspector:
-    """Returns a function that translates a sentence and shows all attention.
+    """Makes a function that translates a sentence and shows all attention.
 
     Args:
         name: of the model.
@@ -169,7 +164,7 @@ def inspect_model(
 
 
 def inspect_export(name: str, translator: BatchTranslator) -> Inspector:
-    """Returns a function that shows what an export answers: the mean of the last layer's heads."""
+    """Makes a function that shows the outputs of an export: the mean of the last layer's heads."""
 
     def inspect(sentence: str) -> View:
         _check_not_blank(sentence.split())
@@ -333,84 +328,3 @@ def _row_statistics(weights: np.ndarray, end: int) -> dict[str, np.ndarray]:
         "entropy": -np.sum(weights * logarithms, axis=-1),
         "distance": np.sum(weights * distances, axis=-1),
     }
-
-
-def bertviz_attention(view: View) -> list[dict[str, Any]]:
-    """Returns the list that BertViz (Vig 2019) calls `attn_data`, an entry for each kind.
-
-    `attn[layer][head][left][right]` is the weight with which a token on the left, which attends,
-    reads one on the right.
-    """
-    return [
-        {
-            "name": kind.capitalize(),
-            "attn": np.round(weights.astype(float), 6).tolist(),
-            "left_text": view.tokens(kind)[0],
-            "right_text": view.tokens(kind)[1],
-        }
-        for kind, weights in view.attentions.items()
-    ]
-
-
-def draw_attention(view: View, kind: str, layer: int, threshold: float) -> "Figure":
-    """Returns a figure for a paper: all heads of a layer, each in a color.
-
-    Args:
-        view: of one sentence.
-        kind: one of its attentions.
-        layer: from 0.
-        threshold: weights below it are not drawn.
-    """
-    from matplotlib import pyplot
-    from matplotlib.lines import Line2D
-
-    rows, columns = view.tokens(kind)
-    weights = view.attentions[kind][layer]  # [H, Q, K]
-    count = max(len(rows), len(columns))
-    height = 1.0
-    figure, axes = pyplot.subplots(figsize=(max(_INCHES_PER_TOKEN * count + 1.5, 4), 3.2))
-    colors = pyplot.get_cmap("turbo")(np.linspace(0.05, 0.95, len(weights)))  # [H, 4]
-    if kind == "cross":
-        _write(axes, columns, 1.0, "bottom")
-        _write(axes, rows, 0.0, "top")
-    else:
-        _write(axes, rows, 0.0, "center")
-    for head, row, column in zip(*np.nonzero(weights >= threshold), strict=True):
-        weight = float(weights[head, row, column])
-        shift = (head - (len(weights) - 1) / 2) * 0.04
-        points = [row + shift, column + shift], [0.02, 0.98]
-        if kind != "cross":
-            points = _arc(row + shift, column + shift)
-            height = max(height, np.abs(points[1]).max())
-        axes.plot(*points, color=colors[head], alpha=0.3 + 0.7 * weight, lw=0.4 + 2.6 * weight)
-    # Without arcs nothing else sets the limits, and the tokens would spread beyond them.
-    axes.set_xlim(-0.6, count - 0.4)
-    axes.set_ylim(*((-0.1, 1.1) if kind == "cross" else (-height - 0.1, height + 0.1)))
-    axes.set_axis_off()
-    axes.legend(
-        handles=[Line2D([], [], color=each, label=str(n + 1)) for n, each in enumerate(colors)],
-        title=f"{kind}, layer {layer + 1}\nweights from {threshold:.0%}\nhead",
-        frameon=False,
-        fontsize="small",
-        title_fontsize="small",
-        loc="center left",
-        bbox_to_anchor=(1.0, 0.5),
-        ncols=1 + (len(colors) > 8),
-    )
-    return figure
-
-
-def _write(axes: "Axes", tokens: list[str], height: float, alignment: str) -> None:
-    for place, token in enumerate(tokens):
-        text: dict[str, Any] = {"ha": "center", "va": alignment, "fontsize": "small"}
-        axes.text(place, height, token.removeprefix("▁") or "▁", parse_math=False, **text)
-
-
-def _arc(row: float, column: float) -> tuple[Any, Any]:
-    """Returns points of an arc: above the tokens to an earlier one, below them to a later one."""
-    angles = np.linspace(0, np.pi, 60)
-    if abs(row - column) < 0.5:  # a loop above the token
-        return row + 0.16 * np.sin(2 * angles), 0.45 - 0.2 * np.cos(2 * angles)
-    middle, radius = (row + column) / 2, abs(row - column) / 2
-    height = np.sin(angles) * (0.3 + 0.9 * radius**0.7) + 0.25
-    return middle + radius * np.cos(angles), height if column < row else -height

@@ -26,7 +26,7 @@ from keras_transformer.decoding import (
 )
 from keras_transformer.errors import InputError
 from keras_transformer.search import scoring
-from keras_transformer.search.constraints import Constraint, OpenHypotheses
+from keras_transformer.search.constraints import Constraint, OpenHypotheses, forbid_ids
 from keras_transformer.search.loop import (
     Finished,
     Hypotheses,
@@ -235,9 +235,9 @@ def best_continuations(
     num_hypotheses, vocabulary_size = spec.num_hypotheses, logits.shape[2]
     count = 2 * num_hypotheses
     blocks, largest, rest = rank_next_tokens(logits, spec, rules)
-    # Of so many continuations at least 2W are not among `forbidden_ids`.
-    most = count + num_hypotheses * rules.forbidden_ids.shape[2]
-    most = min(most, num_hypotheses * vocabulary_size)
+    # Of so many continuations at least 2W are not among `forbidden_ids`; XLA has none of them left.
+    num_forbidden = 0 if spec.capacities else rules.forbidden_ids.shape[2]
+    most = min(count + num_hypotheses * num_forbidden, num_hypotheses * vocabulary_size)
     log_probs, parents, ids = scoring.top_k_of_rows(blocks, most, -largest, state.log_probs - rest)
     forbidden = tf.gather(rules.forbidden_ids, parents, batch_dims=1)  # [B, most, N]
     is_forbidden = tf.reduce_any(forbidden == ids[..., None], axis=2) | ~is_possible(log_probs)
@@ -249,7 +249,10 @@ def best_continuations(
 def rank_next_tokens(
     logits: Tensor, spec: SearchSpec, rules: Rules
 ) -> tuple[scoring.Blocks, Tensor, Tensor]:
-    """Applies the constraints to logits [B, W, V], all but `rules.forbidden_ids`.
+    """Applies the constraints to logits [B, W, V].
+
+    Where none is active, and no token forced, there is no pass over the vocabulary for them, and
+    `rules.forbidden_ids` are not yet forbidden. XLA always makes it.
 
     Log-probabilities are over all tokens, as in training: the others do not get the share of what
     is forbidden. A forced token counts at its own probability, after `adjust`.
@@ -275,7 +278,7 @@ def rank_next_tokens(
         adjusted = changed("adjust", logits)
         _, largest, rest = normalized(adjusted)
         log_probs = adjusted - largest[..., None] - rest[..., None]
-        allowed = changed("forbid", log_probs)
+        allowed = changed("forbid", forbid_ids(log_probs, rules.forbidden_ids))
         forced = rules.forced_ids[:, None, None]  # [B, 1, 1]
         only_forced = tf.where(tf.range(logits.shape[2]) == forced, log_probs, IMPOSSIBLE)
         allowed = tf.where(forced == PAD_ID, allowed, only_forced)

@@ -140,8 +140,6 @@ _WRONG_FLAGS = [
     ("explore p", "--run_dir"),
     ("explore --run_dir=x --output=a.html", "--output=page.html"),
     ("explore --run_dir=x --serve p", "--serve"),
-    ("explore --run_dir=x --output=a.html --layer=1 p", "--layer needs --png"),
-    ("explore --run_dir=x --png=a.foo p", "--png"),
     ("explore --saved_model=a/1 --output=a.html --beam_size=2 p", "--beam_size"),
     ("import_model --run_dir=x --model=y --source_spm=z", "--target_spm"),
     ("learn_vocabulary --output=x", "no text files"),
@@ -205,8 +203,6 @@ _WRONG_FILES = [
     (f"export {_EXPORT} --warm_up_file=absent", "absent"),
     ("average_checkpoints --run_dir=run --last=3", "--last=3"),
     ("learn_vocabulary --output=two three", "two already exists"),
-    ("explore --run_dir=run --png=a.png --layer=2 sun", "--layer must be from 1 to 1, got 2"),
-    ("explore --run_dir=run --png=a.png sun r", "one sentence and one model"),
 ]
 
 

@@ -2,24 +2,16 @@
 
 import json
 import socket
-import struct
 
 import pytest
 import tensorflow  # noqa: F401  (imported by `call` first, its flags would be removed again)
 
 
-def test_explore_writes_page_figure_and_json(call, run_dir, tmp_path):
-    page, figure, data = (tmp_path / name for name in ("a.html", "a.png", "a.json"))
-    outputs = (f"--output={page}", f"--png={figure}", f"--bertviz={data}", "--attention=cross")
-    result = call("explore.py", f"--run_dir={run_dir}", "sun cat two", *outputs)
-    assert (result.code, result.err) == (0, "")
-    assert result.out == f"Wrote {page}.\nWrote {figure}.\nWrote {data}.\n"
+def test_explore_writes_a_page(call, run_dir, tmp_path):
+    page = tmp_path / "a.html"
+    result = call("explore.py", f"--run_dir={run_dir}", "sun cat two", f"--output={page}")
+    assert (result.code, result.err, result.out) == (0, "", f"Wrote {page}.\n")
     assert '"sentences":["sun cat two"]' in page.read_text()
-    width, height = struct.unpack(">II", figure.read_bytes()[16:24])
-    assert width > height > 600
-    assert [entry["name"] for entry in json.loads(data.read_text())] == [
-        "Encoder", "Decoder", "Cross",
-    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -1,22 +1,13 @@
 """Views of a small trained model: attention, search tree, statistics of its heads, figures."""
 
-import collections
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_transformer.config import EOS_ID
-from keras_transformer.config.model import UniversalConfig
 from keras_transformer.errors import InputError
 from keras_transformer.explorer.page import make_page, page_content
-from keras_transformer.explorer.views import (
-    bertviz_attention,
-    draw_attention,
-    head_statistics,
-    inspect_export,
-)
-from keras_transformer.models.universal import UniversalTransformer
+from keras_transformer.explorer.views import head_statistics, inspect_export
 from keras_transformer.search import Constraint
 from keras_transformer.serving.export import load_exported
 from keras_transformer.tasks import TranslationTask
@@ -65,14 +56,6 @@ def test_export_shows_mean_attention(exported, two_best):
     assert (view.source[-1], view.written[-1], view.tree) == ("</s>", "</s>", None)
 
 
-def test_bertviz_attention_has_all_weights(view):
-    entries = bertviz_attention(view)
-    assert [entry["name"] for entry in entries] == ["Encoder", "Decoder", "Cross"]
-    for entry, (kind, weights) in zip(entries, view.attentions.items(), strict=True):
-        np.testing.assert_allclose(entry["attn"], weights, atol=1e-6)
-        assert (entry["left_text"], entry["right_text"]) == view.tokens(kind)
-
-
 def test_nothing_to_show_is_reported(inspect, make_inspector, trained, monkeypatch):
     with pytest.raises(InputError, match="the sentence is empty"):
         inspect("  ")
@@ -93,28 +76,6 @@ def test_nothing_to_show_is_reported(inspect, make_inspector, trained, monkeypat
     monkeypatch.undo()
     with pytest.raises(InputError, match="runs/blind has no attention to show"):
         make_inspector("runs/blind", WithoutAttention())("hello")
-
-
-def test_steps_of_a_universal_transformer(trained, make_inspector):
-    model, source, target = trained
-    sizes = {"vocabulary_size": source.size, "target_vocabulary_size": target.size}
-    sizes["share_embeddings"] = "target"
-    universal = UniversalTransformer(
-        UniversalConfig.preset("universal-tiny", **sizes, model_dim=16, num_heads=2, num_steps=3)
-    )
-    inspect = make_inspector(model=universal)
-    sentence = "hello two cat tree sun house"
-    inspect(sentence)  # which makes the weights
-    for stack in (universal.encoder, universal.decoder):
-        # By the first feature, a sine of the position: some halt at once, others at the limit.
-        stack.halting_unit.kernel.assign([[20.0], *[[0.0]] * 15])
-    view = inspect(sentence)
-    assert {side: len(counts) for side, counts in view.steps.items()} == {
-        "source": len(view.source), "target": len(view.read),
-    }  # fmt: skip
-    assert all(1 <= count <= 3 for counts in view.steps.values() for count in counts)
-    assert page_content([view])["views"][0]["steps"] == view.steps
-    assert make_inspector(model=model)("hello two cat").steps == {}
 
 
 def path_of(tree, leaf):
@@ -138,23 +99,6 @@ def test_tree_has_the_translations_and_their_log_probabilities(view, make_transl
         np.testing.assert_allclose(
             [node.log_prob for node in path], score.token_scores, rtol=1e-4, atol=1e-4
         )
-
-
-def test_tree_keeps_a_beam_of_the_best_candidates(view):
-    nodes = view.tree.nodes
-    kept = [len(path_of(view.tree, index)) for index, node in enumerate(nodes)
-            if node.outcome == "kept"]  # fmt: skip
-    assert sorted(collections.Counter(kept).items())[0] == (0, 1)  # the root
-    assert set(collections.Counter(kept[1:]).values()) == {4}
-    assert len(view.tree.translations) == sum(node.outcome == "finished" for node in nodes) == 4
-    siblings = collections.defaultdict(list)
-    for node in nodes[1:]:
-        siblings[node.parent].append(node)
-    for each in siblings.values():
-        log_probs = [node.log_prob for node in each]
-        assert log_probs == sorted(log_probs, reverse=True)
-        assert len({node.token for node in each}) == len(each) >= 4
-        assert np.exp(log_probs).sum() <= 1 + 1e-5
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
@@ -186,17 +130,6 @@ def test_end_that_is_forced_though_forbidden_is_in_the_tree(make_inspector, monk
     assert "Infinity" not in make_page(page_content([view]))
 
 
-def test_tree_of_samples(make_inspector, make_translator):
-    options = dict(method="sampling", num_translations=3, seed=7, temperature=2.0)
-    best = make_translator(**options).translate("two cat house")
-    expected = [best, *best.alternatives]
-    tree = make_inspector(**options)("two cat house").tree
-    assert {each.text for each in tree.translations} == {each.text for each in expected}
-    for found in tree.translations:
-        path = path_of(tree, found.node)
-        assert [node.outcome for node in path] == ["kept"] * (len(path) - 1) + ["finished"]
-
-
 @pytest.mark.parametrize(
     ("kind", "rows", "expected"),
     [
@@ -223,18 +156,3 @@ def test_statistics_weight_sentences_by_tokens():
     found = head_statistics([short, long], "encoder")
     assert found["diagonal"].item() == pytest.approx((1 + 3 / 3) / 4)
     assert np.isfinite(list(head_statistics([short], "encoder").values())).all()
-
-
-@pytest.mark.parametrize(("kind", "threshold"), [("encoder", 1.0), ("cross", 0.15)])
-def test_figure_has_limits_with_and_without_arcs(view, kind, threshold):
-    pieces = [piece.replace("▁", "▁$$x_$") for piece in view.written]  # no formula
-    drawn = draw_attention(view._replace(written=pieces, source=pieces), kind, 0, threshold)
-    drawn.canvas.draw()
-    (axes,) = drawn.axes
-    assert len(axes.lines) == np.sum(view.attentions[kind][0] >= threshold)
-    assert axes.get_xlim() == (-0.6, 3.6)
-    places = [text.get_position() for text in axes.texts]
-    assert all(-0.6 < x < 3.6 for x, _ in places)
-    assert f"weights from {threshold:.0%}" in axes.get_legend().get_title().get_text()
-    width, _ = drawn.canvas.get_width_height()
-    assert drawn.get_tightbbox().width < 2 * width / drawn.dpi
