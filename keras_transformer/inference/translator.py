@@ -43,7 +43,7 @@ from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes, gpu_shapes
 from keras_transformer.inference.options import column_types, config_settings, read_options
 from keras_transformer.inference.unknowns import copy_unknowns
-from keras_transformer.inference.words import SPACES, words_of_tokens
+from keras_transformer.inference.words import words_of_tokens
 from keras_transformer.search import Hypotheses
 from keras_transformer.search.model_search import max_lengths, search_model
 from keras_transformer.tasks import Task
