@@ -222,8 +222,7 @@ def greedy_search(model, source, max_length):
 def beam_search(model, source, max_length, beam_size=4, alpha=0.6):
     """Returns the ids of the best translation of each sentence, EOS included.
 
-    Its score is log P(Y) / ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14). The search ends
-    when no open hypothesis can win any more.
+    The score is log P(Y) / ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14).
     """
     num_sentences = len(source)
     memory, mask = model.encode(source)
@@ -241,6 +240,8 @@ def beam_search(model, source, max_length, beam_size=4, alpha=0.6):
         next_log_probs = ops.convert_to_numpy(ops.log_softmax(logits[:, -1]))  # [B * W, V]
         next_log_probs = next_log_probs.reshape(num_sentences, beam_size, -1).copy()
         next_log_probs[..., [PAD_ID, BOS_ID]] = -np.inf  # never written
+        if length == max_length:  # only EOS
+            next_log_probs[..., EOS_ID + 1 :] = next_log_probs[..., :EOS_ID] = -np.inf
         # Of the best 2 W continuations at least W do not end; of the best W some may end.
         all_log_probs = (log_probs[..., None] + next_log_probs).reshape(num_sentences, -1)
         order = np.argsort(-all_log_probs, axis=1, kind="stable")[:, : 2 * beam_size]
@@ -256,7 +257,7 @@ def beam_search(model, source, max_length, beam_size=4, alpha=0.6):
         log_probs = np.take_along_axis(top, open_ranks, axis=1)
         parents, new = (np.take_along_axis(each, open_ranks, axis=1) for each in (parents, new))
         if (log_probs[:, 0] / penalty(max_length) <= best_scores).all():
-            break
+            break  # no open hypothesis can win any more
         tokens = np.take_along_axis(tokens, parents[..., None], axis=1)
         tokens = np.concatenate([tokens, new[..., None]], axis=2)
         rows = (np.arange(num_sentences)[:, None] * beam_size + parents).reshape(-1)

@@ -124,8 +124,9 @@ def keep_programs(folder: str | None = None) -> None:
     """Caches XLA's compiled programs on disk; call it before TensorFlow is imported.
 
     Each version of TensorFlow and kind of machine has its own folder within, since XLA would take a
-    program of another one for its own. The newest `_MAX_PROGRAMS` stay there. If the folder cannot
-    be written, a line on standard error says so, and nothing is cached.
+    program of another one for its own. The newest `_MAX_PROGRAMS` stay there; truncated ones, which
+    XLA would fail to read, are removed. If the folder cannot be written, a line on standard error
+    says so, and nothing is cached.
 
     Args:
         folder: of the cache; None means keras-transformer in $XDG_CACHE_HOME or ~/.cache.
@@ -140,8 +141,10 @@ def keep_programs(folder: str | None = None) -> None:
         path.mkdir(parents=True, exist_ok=True)
         (path / "writable").touch()
         with contextlib.suppress(FileNotFoundError):  # another process removes old ones too
-            for program in sorted(path.glob("*.pb"), key=os.path.getmtime)[:-_MAX_PROGRAMS]:
-                program.unlink()
+            programs = sorted(path.glob("*.pb"), key=os.path.getmtime)
+            for number, program in enumerate(reversed(programs)):
+                if number >= _MAX_PROGRAMS or not _is_whole(program):
+                    program.unlink()
     except OSError as error:
         print(
             f"Cannot keep compiled programs in {path.parent} ({error.strerror}), so another "
@@ -153,6 +156,18 @@ def keep_programs(folder: str | None = None) -> None:
         f'--tf_xla_persistent_cache_directory="{path}" '
         f"--tf_xla_persistent_cache_device_types=CPU,GPU {os.environ.get('TF_XLA_FLAGS', '')}"
     )
+
+
+def _is_whole(program: pathlib.Path) -> bool:
+    """Whether a file is a protocol buffer that was written to its end."""
+    from google.protobuf.empty_pb2 import Empty
+    from google.protobuf.message import DecodeError
+
+    try:
+        Empty.FromString(program.read_bytes())
+    except DecodeError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
