@@ -239,7 +239,7 @@ def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
 
 def changes_since(commit: str | None) -> str:
     """Returns a phrase about the commit of a score and the folders that changed since."""
-    commit = (commit or "").rstrip("+")
+    commit = (commit or "").removesuffix("+").removesuffix("-dirty")
     if not commit:
         return "made with an unknown commit"
     if not _git("cat-file", "-e", f"{commit}^{{commit}}"):

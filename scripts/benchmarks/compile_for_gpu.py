@@ -1,11 +1,11 @@
 """Compiles a program for a GPU that need not be there, with the CUDA plugin of JAX.
 
-    python compile_for_gpu.py PROGRAM.pb OUT.txt GPU.txtpb
+    python compile_for_gpu.py PROGRAM.pb OUT.pb GPU.txtpb
 
-PROGRAM.pb is a serialized HLO module, OUT.txt gets the optimized one as text, and GPU.txtpb
-describes the GPU. Prints one line of JSON: processor seconds of compilation and temporary
-bytes. It needs the packages of the extra `aot`, whose XLA is of the time of TensorFlow's, best in
-an environment of their own.
+PROGRAM.pb is a serialized HLO module, OUT.pb gets the optimized one, and GPU.txtpb describes the
+GPU. Prints one line of JSON: processor seconds of compilation and temporary bytes. It needs the
+packages of the extra `aot`, whose XLA is of the time of TensorFlow's, best in an environment of
+their own.
 """
 
 import importlib
@@ -70,7 +70,7 @@ def main(source: str, out: str, gpu: str) -> None:
             module, xla_client.DeviceList(tuple(topology.devices)), options
         )
         seconds = time.process_time() - begin
-    pathlib.Path(out).write_text(executable.hlo_modules()[0].to_string())
+    pathlib.Path(out).write_bytes(executable.hlo_modules()[0].as_serialized_hlo_module_proto())
     memory = executable.get_compiled_memory_stats()
     print(json.dumps({"compile_seconds": seconds, "temporary_bytes": memory.temp_size_in_bytes}))
 

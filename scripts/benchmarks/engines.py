@@ -1,13 +1,12 @@
-"""Engines that are measured side by side: their processes, their turns and the table.
+"""Engines that are measured side by side: their processes, their rounds and the table.
 
-Each engine runs in a process of its own. The engines take turns in a random order, so that a slow
-minute of the machine slows all of them. A process answers each line of JSON that it is sent with
-another line; in between it sleeps.
+Each engine runs in its own processes. In each round every engine takes one turn, in a random order,
+so that a slow minute of the machine slows all of them. A process answers each line of JSON that it
+is sent with another line, and sleeps in between.
 """
 
 import functools
 import json
-import math
 import os
 import pathlib
 import random
@@ -19,16 +18,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_transformer.errors import InputError
-
-_HERE = pathlib.Path(__file__).resolve().parent
+_FOLDER = pathlib.Path(__file__).resolve().parent
 _SEED = 1
-# What an engine sees of the machine's GPUs: none, or those that this process sees, by default the
-# first. This process, which only writes models and waits, hides them from itself.
-_VISIBLE = {"cpu": "-1", "gpu": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
+# The benchmark itself only writes models and waits, and hides the GPUs from itself.
+_GPUS = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
 
-# What a process did in a turn. "units": tokens or sentences; "count": steps or sentences;
-# "latencies": seconds of each batch; and what `Channel.stop` returns.
+# What an engine did in one round. "units": tokens or sentences; "seconds"; "latencies": seconds of
+# each batch; "peak_megabytes".
 Turn = dict[str, Any]
 
 
@@ -37,7 +33,7 @@ class Engine:
 
     Args:
         module: the file of this folder that they run.
-        job: what they do, as JSON has it; on which "device", the CPU by default.
+        job: what they do, as JSON has it; "device" is "cpu" or "gpu".
         environment: variables that they need from the start.
         processes: how many.
     """
@@ -46,19 +42,18 @@ class Engine:
         self,
         module: str,
         job: Mapping[str, Any],
-        environment: Mapping[str, str],
+        environment: Mapping[str, str] | None = None,
         processes: int = 1,
     ) -> None:
         self._name = f"{module}.py"
-        paths = [str(_HERE.parent), os.environ.get("PYTHONPATH", "")]
         variables = {
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "CUDA_VISIBLE_DEVICES": _VISIBLE[job.get("device", "cpu")],
-            **environment,
+            "PYTHONPATH": os.pathsep.join([str(_FOLDER.parent), os.environ.get("PYTHONPATH", "")]),
+            "CUDA_VISIBLE_DEVICES": _GPUS if job["device"] == "gpu" else "-1",
+            **(environment or {}),
         }
         self._processes = [
             subprocess.Popen(
-                [sys.executable, str(_HERE / self._name), json.dumps(job)],
+                [sys.executable, str(_FOLDER / self._name), json.dumps(job)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -69,30 +64,30 @@ class Engine:
         ]
 
     @functools.cached_property
-    def greetings(self) -> list[dict[str, Any]]:
-        """What each process says when it is ready; waits until they are."""
-        return list(map(self._answer, self._processes))
+    def version(self) -> str:
+        """The engine's version; waits until all processes are ready."""
+        greetings = list(map(self._read, self._processes))
+        return str(greetings[0]["version"])
 
     def run(self, *requests: Any) -> Turn:
-        """Sends each of the first processes a request, and adds up what they answer."""
-        _ = self.greetings  # each process says it before its first answer
+        """Sends a request to each of the first processes, and adds up their answers."""
+        _ = self.version
         asked = self._processes[: len(requests)]
         for process, request in zip(asked, requests, strict=True):
             print(json.dumps(request), file=process.stdin, flush=True)
-        answers = list(map(self._answer, asked))
+        answers = list(map(self._read, asked))
         turn = {
             name: sum((answer[name] for answer in answers), type(value)())
             for name, value in answers[0].items()
         }
-        turn["seconds"] = max(answer["seconds"] for answer in answers)
-        return turn
+        return turn | {"seconds": max(answer["seconds"] for answer in answers)}
 
     def close(self) -> None:
         for process in self._processes:
             process.kill()
             process.communicate()
 
-    def _answer(self, process: "subprocess.Popen[str]") -> dict[str, Any]:
+    def _read(self, process: "subprocess.Popen[str]") -> dict[str, Any]:
         line = process.stdout.readline() if process.stdout is not None else ""
         if not line:
             raise RuntimeError(f"{self._name} ended without an answer; see the error above")
@@ -103,10 +98,10 @@ class Engine:
 class Channel:
     """The measured process's end, with a clock that starts at each request."""
 
-    def __init__(self, version: str, **greeting: Any) -> None:
+    def __init__(self, version: str) -> None:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)  # whatever else is printed
-        self.answer(version=version, **greeting)
+        print(json.dumps({"version": version}), file=self._out, flush=True)
 
     def request(self) -> Any:
         """Waits for the parent; None means that it has ended."""
@@ -116,19 +111,14 @@ class Channel:
 
     def start(self) -> None:
         """Starts the clock again, after work that is not measured."""
-        self._usage, self._start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+        self._start = time.perf_counter()
 
-    def stop(self) -> dict[str, float]:
-        """Returns the time and minor page faults since the start, and the peak of memory."""
-        seconds, usage = time.perf_counter() - self._start, resource.getrusage(resource.RUSAGE_SELF)
-        return {
-            "seconds": seconds,
-            "faults": usage.ru_minflt - self._usage.ru_minflt,
-            "system_seconds": usage.ru_stime - self._usage.ru_stime,
-            "peak_megabytes": peak_megabytes(),
-        }
+    def stop(self) -> float:
+        """Returns the seconds since the start."""
+        return time.perf_counter() - self._start
 
     def answer(self, **values: Any) -> None:
+        values["peak_megabytes"] = peak_megabytes()
         print(json.dumps(values), file=self._out, flush=True)
 
 
@@ -142,72 +132,29 @@ def peak_megabytes() -> float:
 
 
 def check_gpu(job: Mapping[str, Any], is_seen: bool, library: str) -> None:
-    """Raises `InputError` if a job is for a GPU and the library that does it sees none."""
+    """Ends the process if a job is for a GPU and the library that does it sees none."""
     if job["device"] == "gpu" and not is_seen:
-        raise InputError(
-            f"{library} sees no GPU; install its build for CUDA, or measure with --device=cpu"
-        )
+        sys.exit(f"{library} sees no GPU; install its build for CUDA, or use --device=cpu")
 
 
-def take_turns(tasks: Sequence[Callable[[int], Turn]], rounds: int) -> list[tuple[Turn, ...]]:
-    """Calls each task once a round, in an order that is random in each, and returns its turns.
-
-    Args:
-        tasks: are called with the round's number.
-        rounds: turns of each task.
-    """
+def take_turns(tasks: Sequence[Callable[[int], Turn]], rounds: int) -> list[list[Turn]]:
+    """Calls each task once a round with the round's number, and returns the turns of each."""
     order, generator = list(range(len(tasks))), random.Random(_SEED)
     turns: list[list[Turn]] = [[] for _ in tasks]
     for number in range(rounds):
         generator.shuffle(order)
         for place in order:
             turns[place].append(tasks[place](number))
-    return list(map(tuple, turns))
+    return turns
 
 
-def confidence_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the 95 % confidence interval of the median; None for fewer than six values.
-
-    It lies between two of the sorted values, whatever their distribution: the median exceeds the
-    k smallest of n with the probability that n fair coins show fewer than k heads.
-    """
-    n, outside = len(values), 0.0
-    for k in range(n // 2 + 1):
-        outside += 2 * math.comb(n, k) / 2**n
-        if outside > 0.05:
-            ordered = sorted(values)
-            return (ordered[k - 1], ordered[-k]) if k else None
-    return None
-
-
-def make_row(
-    unit: str, case: Mapping[str, Any], turns: Sequence[Turn], **values: Any
-) -> dict[str, Any]:
-    """Returns a row of the table: the median rate of an engine's turns and what else was measured.
-
-    Args:
-        unit: "tokens" or "sentences".
-        case: what was measured: engine, preset, batch, ...
-        turns: of the engine.
-        values: other figures.
-
-    Returns:
-        Also the 95 % confidence interval of the rate, from "low" to "high", and the rate of each
-        turn, "rounds". Page faults and system time are of a step or sentence.
-    """
-    rates = [turn["units"] / turn["seconds"] for turn in turns]
-    low, high = confidence_interval(rates) or (None, None)
-    count = sum(turn["count"] for turn in turns)
+def rates(unit: str, turns: Sequence[Turn]) -> dict[str, Any]:
+    """Returns the median rate of an engine's turns, the rate of each, and the peak of memory."""
+    rounds = [turn["units"] / turn["seconds"] for turn in turns]
     return {
-        **case,
-        f"{unit}_per_second": round(statistics.median(rates), 2),
-        "low": low,
-        "high": high,
-        "faults": sum(turn["faults"] for turn in turns) / count,
-        "system_seconds": sum(turn["system_seconds"] for turn in turns) / count,
+        f"{unit}_per_second": round(statistics.median(rounds), 2),
         "peak_megabytes": max(turn["peak_megabytes"] for turn in turns),
-        **values,
-        "rounds": rates,
+        "rounds": rounds,
     }
 
 
@@ -218,7 +165,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [[name.replace("_", " ") for name in names]]
     lines += [[_format(row.get(name)) for name in names] for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    is_text = [isinstance(rows[0].get(name), str) for name in names]
+    is_text = [isinstance(columns[name], str) for name in names]
     return "\n".join(
         "  ".join(
             text.ljust(width) if left else text.rjust(width)

@@ -12,8 +12,6 @@ from absl import flags
 import keras_transformer
 from keras_transformer.commands.main import COMMANDS, main
 
-_SCRIPTS = ("benchmark", *COMMANDS)
-
 
 @pytest.fixture
 def write_script(tmp_path):
@@ -31,7 +29,7 @@ def write_script(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("script", _SCRIPTS)
+@pytest.mark.parametrize("script", COMMANDS)
 def test_help_explains_every_flag(call, script):
     result = call(f"{script}.py", "--help")
     assert (result.code, result.err) == (0, "")
@@ -146,8 +144,6 @@ _WRONG_FLAGS = [
     ("serve_client --server=localhost:1 --length_penalty=-1", "length_penalty"),
     ("serve_client --server=localhost:1 --output=.", ". cannot be written"),
     ("serve_client --server=localhost:1 --headers_file=absent", "absent"),
-    ("benchmark", "train, decode"),
-    ("benchmark train --presets=tiny,huge", "--presets", "huge"),
 ]
 
 

@@ -22,7 +22,8 @@ _OF_OTHERS = {  # flags of other programs: of the model server, pytest, docker, 
     "model_config_file_poll_wait_seconds", "grpc_channel_arguments", "slow", "help", "print",
     "build", "cpus", "memory",  # of docker
     "runner", "dask_npartitions",  # of Apache Beam
-    "version", "flagfile", "check", "recompute", "overlap_with", "categories_of",  # two of examples
+    "version", "flagfile", "check", "recompute", "presets",
+    "overlap_with", "categories_of",  # two of examples
 }  # fmt: skip
 
 
