@@ -130,7 +130,9 @@ def test_update_has_no_branch_and_few_arrays_of_logits():
             tuple(array.dimensions) in ((12, 50), (2, 6, 50)) for array in hlo.arrays(each.shape)
         )
     ]
-    assert 0 < len(logits) <= 20  # before fusion, forward and backward
+    # Before fusion, forward and backward, loss and metrics. Forms for XLA alone had 20; they gained
+    # less than 5 % of the counted time of an update, so one form serves all.
+    assert 0 < len(logits) <= 30
 
 
 @slow
