@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from keras_transformer import inference
-from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, local_path
 from keras_transformer.inference import BatchTranslator
-from keras_transformer.interop import open_model
+from keras_transformer.interop import read_model, run_configs
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.pretrained import load_pretrained, pretrained_models
 from keras_transformer.serving.export import load_exported
@@ -61,12 +60,9 @@ def find_model(name: Path) -> NamedModel:
             f"there is no model or folder {name}; the package has the models "
             f"{', '.join(pretrained_models()) or 'none'}, a model of the Hub is named owner/name"
         )
-    foreign, origin = open_model(str(name))
-    model = foreign.to_model()
-    configs = RunConfigs(
-        model.config, None, TrainingConfig(), search=dict(foreign.search), origin=origin
-    )
-    return NamedModel(model, *foreign.vocabularies, configs, foreign.notes)
+    foreign = read_model(name)
+    configs = run_configs(foreign)
+    return NamedModel(foreign.to_model(), *foreign.vocabularies, configs, foreign.notes)
 
 
 class Translator(inference.ModelTranslator):

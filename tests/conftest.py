@@ -37,7 +37,7 @@ _LONGEST = (
     "test_devices", "test_backends", "test_pages", "test_train",
     "test_benchmark", "test_fuzz", "test_native_runtime", "test_model_server",
     "test_translate", "test_export_script",
-    "test_signatures", "test_transformer", "test_ctranslate2",
+    "test_signatures", "test_transformer", "test_exports",
 )  # fmt: skip
 
 _TESTS = pathlib.Path(__file__).resolve().parent

@@ -143,17 +143,21 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
 
 
 def _export_to_toolkit(checkpoints: "Checkpoints") -> pathlib.Path:
+    from keras_transformer.interop.ctranslate2 import export_ctranslate2
+    from keras_transformer.interop.transformers import export_transformers
+    from keras_transformer.interop.vocabularies import tokenizer_notes
+
     base = pathlib.Path(_EXPORT_DIR.value)
     models = common.load_translator(checkpoints)
     if _FORMAT.value == "ctranslate2":
-        from keras_transformer.interop.ctranslate2 import export_ctranslate2
-
         path = base / str(choose_version(base, _VERSION.value, "CTranslate2"))
-        return export_ctranslate2(*models, path, quantization=_QUANTIZATION.value)
-    from keras_transformer.interop.transformers import export_transformers
-
-    path = base / str(choose_version(base, _VERSION.value, "transformers"))
-    return export_transformers(*models, path)
+        export_ctranslate2(*models, path, quantization=_QUANTIZATION.value)
+    else:
+        path = base / str(choose_version(base, _VERSION.value, "transformers"))
+        export_transformers(*models, path)
+    for note in tokenizer_notes(models[1]):
+        print(note)
+    return path
 
 
 def _xla_lengths() -> tuple[int, ...]:

@@ -62,14 +62,6 @@ _NUM_HEADS = flags.DEFINE_integer(
     "Attention heads, if the files do not state them (opennmt_tf).",
     lower_bound=1,
 )
-_POSITIONS = flags.DEFINE_enum(
-    "positions",
-    "as_stored",
-    ["as_stored", "marian"],
-    "Positional encodings: as_stored are those that the folder's own software computes; "
-    "marian are those that Marian trained with, from which transformers and ctranslate2 "
-    "differ slightly.",
-)
 
 
 def main(arguments: list[str]) -> None:
@@ -80,23 +72,21 @@ def main(arguments: list[str]) -> None:
     vocabularies = _pair("vocabulary", _SOURCE_VOCABULARY.value, _TARGET_VOCABULARY.value)
     spms = _pair("spm", _SOURCE_SPM.value, _TARGET_SPM.value)
     common.load_tensorflow()
-    from keras_transformer.interop import find_format, import_run, locate, origin_of, read_model
+    from keras_transformer.interop import import_run, read_model
     from keras_transformer.interop.foreign import ImportOptions
     from keras_transformer.loading import find_model, is_pretrained
     from keras_transformer.training.run import RunDirectory
 
     RunDirectory(run_dir).check_is_new()  # before a download
     if is_pretrained(_MODEL.value):
-        names = ["format", "revision", "source_spm", "source_vocabulary", "num_heads", "positions"]
+        names = ["format", "revision", "source_spm", "source_vocabulary", "num_heads"]
         command_flags.reject_given(names, "is not for models of the package")
         run = find_model(_MODEL.value).write_run(run_dir)
     else:
-        path = locate(_MODEL.value, _REVISION.value)
-        format_name = _FORMAT.value or find_format(path)
-        options = ImportOptions(vocabularies, spms, _NUM_HEADS.value, _POSITIONS.value)
-        model = read_model(path, format_name, options)
-        run = import_run(model, run_dir, origin_of(_MODEL.value, path, format_name))
-        _summarize(model, format_name)
+        options = ImportOptions(vocabularies, spms, _NUM_HEADS.value)
+        model = read_model(_MODEL.value, _FORMAT.value, options, _REVISION.value)
+        run = import_run(model, run_dir)
+        _summarize(model)
     print(f"The run is in {run.path}: fine-tune, translate, evaluate or export it.")
 
 
@@ -106,14 +96,16 @@ def _pair(name: str, source: str | None, target: str | None) -> tuple[pathlib.Pa
     return tuple(pathlib.Path(path) for path in (source, target) if path is not None)
 
 
-def _summarize(model: "ForeignModel", format_name: str) -> None:
+def _summarize(model: "ForeignModel") -> None:
     """Prints the settings of the model and the notes of its reader."""
     config = model.config
     values = config.to_dict()
     defaults = {field.name: field.default for field in dataclasses.fields(config)}
     options = {name: value for name, value in values.items() if value != defaults.get(name)}
     source, target = (vocabulary.size for vocabulary in model.vocabularies)
-    print(f"A model of {format_name} with {source:,} source and {target:,} target tokens.")
+    print(
+        f"A model of {model.origin['format']} with {source:,} source and {target:,} target tokens."
+    )
     for label, settings in (("Model", options), ("Search", model.search)):
         print(f"{label}: {', '.join(f'{name} {value}' for name, value in settings.items())}")
     for note in model.notes:

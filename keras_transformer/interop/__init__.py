@@ -7,11 +7,11 @@ A toolkit's reader is one file, and describes the model as a `ForeignModel` (`fo
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from keras_transformer.config import SearchConfig, TrainingConfig
+from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError, check_choice, writing
-from keras_transformer.files import atomic_folder, local_path
+from keras_transformer.files import Path, atomic_folder, local_path
 from keras_transformer.interop.ctranslate2 import is_ctranslate2, read_ctranslate2
 from keras_transformer.interop.fairseq import is_fairseq, read_fairseq
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions
@@ -30,27 +30,62 @@ _TOKENIZED = (
 
 
 class Format(NamedTuple):
-    """A format: whether a path holds a model in it, and its reader."""
+    """A format: whether a path holds a model in it, its reader, and the options that it reads."""
 
     is_there: Callable[[pathlib.Path], bool]
     read: Callable[[pathlib.Path, ImportOptions], ForeignModel]
+    options: tuple[str, ...] = ()
 
 
 FORMATS = {
-    "transformers": Format(is_transformers, read_transformers),
-    "marian": Format(is_marian, read_marian),
-    "fairseq": Format(is_fairseq, read_fairseq),
-    "opennmt_tf": Format(is_opennmt_tf, read_opennmt_tf),
-    "ctranslate2": Format(is_ctranslate2, read_ctranslate2),
+    "transformers": Format(is_transformers, read_transformers, ("spms",)),
+    "marian": Format(is_marian, read_marian, ("vocabularies", "spms")),
+    "fairseq": Format(is_fairseq, read_fairseq, ("vocabularies", "spms")),
+    "opennmt_tf": Format(is_opennmt_tf, read_opennmt_tf, ("vocabularies", "spms", "num_heads")),
+    "ctranslate2": Format(is_ctranslate2, read_ctranslate2, ("spms",)),
 }
 
 
-def find_format(path: pathlib.Path) -> str:
-    """Returns the format of a folder or file.
+def read_model(
+    model: Path,
+    format_name: str | None = None,
+    import_options: ImportOptions | None = None,
+    revision: str | None = None,
+) -> ForeignModel:
+    """Returns a model of another toolkit, with its `origin` and notes for the user.
+
+    Args:
+        model: a folder or file; or the name of a model on the Hugging Face Hub, such as
+            "Helsinki-NLP/opus-mt-en-de", which is downloaded.
+        format_name: one of `FORMATS`; None means the one whose files are there.
+        import_options: facts that the files do not state.
+        revision: of a model on the Hub: a branch, tag or commit.
 
     Raises:
-        InputError: it has none, or several.
+        InputError: it cannot be downloaded or read, or is not a Transformer that this package
+            supports; or an option is not for its format.
     """
+    is_on_hub = is_hub_name(str(model))
+    if revision is not None and not is_on_hub:
+        raise InputError(f"a revision is of a model on the Hub, and {model} is a path; remove it")
+    path = download(str(model), revision) if is_on_hub else local_path(model)
+    format_name = format_name or _find_format(path)
+    check_choice("format", format_name, tuple(FORMATS))
+    format, options = FORMATS[format_name], import_options or ImportOptions()
+    for name, value in options._asdict().items():
+        if value != ImportOptions._field_defaults[name] and name not in format.options:
+            raise InputError(f"{name} are not for models of {format_name}; remove the option")
+    foreign = format.read(path, options)
+    origin = {"format": format_name, "model": str(model) if is_on_hub else path.resolve().name}
+    if is_on_hub:
+        origin["revision"] = path.name
+    is_tokenized = kind_of(foreign.vocabularies[0]) == "word"
+    notes = [*foreign.notes, *([_TOKENIZED] if is_tokenized else [])]
+    return dataclasses.replace(foreign, origin=origin, notes=notes)
+
+
+def _find_format(path: pathlib.Path) -> str:
+    """Returns the format of a folder or file; `InputError` if it has none, or several."""
     if not path.exists():
         raise InputError(f"{path} does not exist; give the folder of a model, or its file")
     if path.suffix == ".keras":
@@ -59,111 +94,42 @@ def find_format(path: pathlib.Path) -> str:
             "and give it to Translator(model, vocabulary)"
         )
     names = [name for name, format in FORMATS.items() if format.is_there(path)]
-    if not names:
+    if len(names) != 1:
         raise InputError(
-            f"{path} has files of none of the known formats: {', '.join(FORMATS)}; give the folder "
-            "of such a model"
-        )
-    if len(names) > 1:
-        raise InputError(
-            f"{path} has files of several formats: {', '.join(names)}; remove the others', or "
-            "choose with --format of keras-transformer import_model"
+            f"{path} must have the files of one format of {', '.join(FORMATS)}, and has those of "
+            f"{' and '.join(names) or 'none'}"
         )
     return names[0]
 
 
-def locate(model: str, revision: str | None = None) -> pathlib.Path:
-    """Returns the path of a model: as given, or in the cache after a download from the Hub.
-
-    Args:
-        model: a folder or file; or the name of a model on the Hugging Face Hub, such as
-            "Helsinki-NLP/opus-mt-en-de".
-        revision: of a model on the Hub: a branch, tag or commit.
-
-    Raises:
-        InputError: see `hub.download`; or a revision was given for a path.
-    """
-    if is_hub_name(model):
-        return download(model, revision)
-    if revision is not None:
-        raise InputError(f"a revision is of a model on the Hub, and {model} is a path; remove it")
-    return local_path(model)
+def run_configs(model: ForeignModel) -> RunConfigs:
+    """Returns the settings of a run of the model; it searches as its toolkit does."""
+    search, origin = dict(model.search), dict(model.origin)
+    return RunConfigs(model.config, None, TrainingConfig(), search=search, origin=origin)
 
 
-class OpenedModel(NamedTuple):
-    """A model that was found by its name: the model, and where it came from, for config.json."""
-
-    model: ForeignModel
-    origin: dict[str, Any]
-
-
-def open_model(
-    name: str,
-    revision: str | None = None,
-    format_name: str | None = None,
-    import_options: ImportOptions | None = None,
-) -> OpenedModel:
-    """Returns a model by its path or its name on the Hub, see `locate` and `read_model`."""
-    path = locate(name, revision)
-    format_name = format_name or find_format(path)
-    return OpenedModel(
-        read_model(path, format_name, import_options), origin_of(name, path, format_name)
-    )
-
-
-def read_model(
-    path: pathlib.Path, format_name: str | None = None, import_options: ImportOptions | None = None
-) -> ForeignModel:
-    """Returns the model in a folder or file.
-
-    Args:
-        path: of the model.
-        format_name: one of `FORMATS`; None means the one that `find_format` returns.
-        import_options: facts that the files do not state.
-
-    Raises:
-        InputError: it cannot be read, or is not a Transformer that this package supports.
-    """
-    format_name = format_name or find_format(path)
-    check_choice("format", format_name, tuple(FORMATS))
-    model = FORMATS[format_name].read(path, import_options or ImportOptions())
-    if kind_of(model.vocabularies[0]) == "word":
-        return dataclasses.replace(model, notes=[*model.notes, _TOKENIZED])
-    return model
-
-
-def origin_of(model: str, path: pathlib.Path, format_name: str) -> dict[str, Any]:
-    """Returns where a model came from, without folders of this machine, for `import_run`."""
-    if is_hub_name(model):
-        return {"format": format_name, "model": model, "revision": path.name}
-    return {"format": format_name, "model": path.resolve().name}
-
-
-def import_run(model: ForeignModel, run_dir: pathlib.Path, origin: dict[str, Any]) -> RunDirectory:
+def import_run(model: ForeignModel, run_dir: Path) -> RunDirectory:
     """Writes the run directory of a model atomically and returns it.
 
     Args:
         model: to import.
         run_dir: a path that does not exist, without commas.
-        origin: where the model came from, for people to read in config.json.
 
     Raises:
         InputError: the model cannot be imported; the folder exists or cannot be written; or its
             path has a comma.
 
     Example:
-        >>> path = locate("Helsinki-NLP/opus-mt-en-de")
-        >>> run = import_run(read_model(path), pathlib.Path("runs/opus"), {"model": "opus-mt"})
+        >>> run = import_run(read_model("Helsinki-NLP/opus-mt-en-de"), "runs/opus")
         >>> Translator(run.load_model(), *run.vocabularies()).translate("Hello")
     """
-    if run_dir.exists():
-        raise InputError(f"{run_dir} exists already; give a path that does not")
-    RunDirectory(run_dir).check_is_new()
-    SearchConfig(**model.search)  # rejects impossible values
+    path = local_path(run_dir)
+    if path.exists():
+        raise InputError(f"{path} exists already; give a path that does not")
+    RunDirectory(path).check_is_new()
+    configs = run_configs(model)
+    configs.search_config()  # rejects impossible values
     transformer = model.to_model()
-    configs = RunConfigs(
-        transformer.config, None, TrainingConfig(), search=dict(model.search), origin=origin
-    )
-    with writing(str(run_dir)), atomic_folder(run_dir) as aside:
+    with writing(str(path)), atomic_folder(path) as aside:
         RunDirectory(aside).write(configs, *model.vocabularies, transformer)
-    return RunDirectory(run_dir)
+    return RunDirectory(path)

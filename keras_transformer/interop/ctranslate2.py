@@ -15,7 +15,6 @@ import math
 import os
 import pathlib
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -38,6 +37,7 @@ from keras_transformer.interop.foreign import (
 )
 from keras_transformer.interop.reading import (
     Array,
+    Options,
     Tensors,
     map_file,
     read_json,
@@ -45,7 +45,7 @@ from keras_transformer.interop.reading import (
     reading,
     reject,
 )
-from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
+from keras_transformer.interop.vocabularies import Symbols, make_vocabularies, save_tokenizer
 from keras_transformer.layers import sinusoids
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
@@ -113,8 +113,8 @@ def export_ctranslate2(
         except (RuntimeError, ValueError) as error:
             raise InputError(f"quantization {quantization!r} cannot be used ({error})") from error
         spec.save(str(aside))
-        source.save(aside / "source.model")
-        target.save(aside / "target.model")
+        save_tokenizer(source, aside / "source.model")
+        save_tokenizer(target, aside / "target.model")
     return local_path(folder)
 
 
@@ -247,11 +247,12 @@ def read_ctranslate2(folder: pathlib.Path, import_options: ImportOptions) -> For
     content = map_file(path)
     with reading(path, "a CTranslate2 model"):
         tensors = Tensors(_ModelBin(content).arrays(), str(path))
-    config = read_json(folder / "config.json")
-    options = _options(tensors, config)
-    sides = _symbols(folder, config, bool(_option(tensors, "decoder/start_from_zero_embedding", 0)))
-    target = tensors.get("decoder/embeddings/weight", (None, None))
-    positions, position_tables = _read_positions(tensors, target.shape[1], import_options)
+    config = Options(read_json(folder / "config.json"), str(folder / "config.json"))
+    starts_from_zero = bool(_option(tensors, "decoder/start_from_zero_embedding", 0))
+    options = _options(tensors, config, starts_from_zero)
+    source, target = _symbols(folder, config, starts_from_zero)
+    target_table = tensors.get("decoder/embeddings/weight", (None, None))
+    positions, position_tables = _read_positions(tensors, target_table.shape[1])
     tensors.ignore(*_IGNORED)
     beside = (folder / "source.model", folder / "target.model")
     spms = import_options.spms or (beside if all(path.is_file() for path in beside) else ())
@@ -260,13 +261,13 @@ def read_ctranslate2(folder: pathlib.Path, import_options: ImportOptions) -> For
         tensors=tensors,
         layout=Layout(names=_NAMES, gain="gamma", offset="beta"),
         source_table=tensors.get("encoder/embeddings_0/weight", (None, None)),
-        target_table=target,
-        projection=tensors.get("decoder/projection/weight", target.shape),
-        output_bias=tensors.find("decoder/projection/bias", (len(target),)),
+        target_table=target_table,
+        projection=tensors.get("decoder/projection/weight", target_table.shape),
+        output_bias=tensors.find("decoder/projection/bias", (len(target_table),)),
         position_tables=position_tables,
-        source=sides[0],
-        target=sides[1],
-        vocabularies=make_vocabularies(sides, spms, str(folder)),
+        source=source,
+        target=target,
+        vocabularies=make_vocabularies((source, target), spms, str(folder)),
         search={  # the defaults of `Translator.translate_batch`
             "length_penalty": 1.0,
             "length_penalty_form": "power",
@@ -303,16 +304,14 @@ class _ModelBin:
             if name not in arrays:
                 raise ValueError(f"{alias[:40]!r} is an alias of nothing")
             arrays[alias] = arrays[name]
-        if self._place != len(self._content):
-            raise ValueError("it is longer than it says")
         return arrays
 
     def _entry(self) -> tuple[str, Array]:
         name, rank = self._text(), self._number("<B")
         shape = [self._number("<I") for _ in range(rank)]
         kind, size = self._number("<B"), self._number("<I")
-        if kind not in _DTYPES or math.prod(shape) * _DTYPES[kind].itemsize != size:
-            raise ValueError(f"{name[:40]!r} has another type or size than it says")
+        if kind not in _DTYPES:
+            raise ValueError(f"{name[:40]!r} has the unknown type {kind}")
         return name, np.frombuffer(self._bytes(size), _DTYPES[kind]).reshape(shape)
 
     def _bytes(self, size: int) -> memoryview:
@@ -349,43 +348,41 @@ def _embedding_scale(tensors: Tensors, name: str, model_dim: int) -> float:
     return math.sqrt(model_dim) if value else 1.0
 
 
-def _options(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Any]:
+def _options(tensors: Tensors, config: Options, starts_from_zero: bool) -> dict[str, Any]:
     """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
-    both = {
-        name: [_option(tensors, f"{side}/{name}", default) for side in ("encoder", "decoder")]
-        for name, default in {
-            "num_heads": 0, "pre_norm": 1, "activation": 0
-        }.items()
-    }  # fmt: skip
+    sides = ("encoder", "decoder")
     model_dim = tensors.get("decoder/embeddings/weight", (None, None)).shape[1]
+    both = {
+        name: [_option(tensors, f"{side}/{name}", default) for side in sides]
+        for name, default in {"num_heads": 0, "pre_norm": 1, "activation": 0}.items()
+    }
     both["scale_embeddings"] = [
-        _embedding_scale(tensors, f"{side}/scale_embeddings", model_dim)
-        for side in ("encoder", "decoder")
+        _embedding_scale(tensors, f"{side}/scale_embeddings", model_dim) for side in sides
     ]
     num_heads, pre_norm, activation, scale = (values[0] for values in both.values())
     activations = {number: name for name, number in _ACTIVATIONS.items()}
-    query_scales = (_option(tensors, name, 0) for name in tensors if name.endswith("queries_scale"))
-    usual_scale = math.sqrt(max(num_heads, 1) / model_dim)
+    is_close = functools.partial(math.isclose, rel_tol=1e-4)
+    query_scale = math.sqrt(max(num_heads, 1) / model_dim)
+    query_scales = [_option(tensors, name, 0) for name in tensors if name.endswith("queries_scale")]
     reject(
         {f"{name} {one:g} and {other:g}": one != other for name, (one, other) in both.items()}
-        | {f"activation {activation:g}": activation not in activations}
         | {
-            f"scale_embeddings {scale:g}": not any(
-                math.isclose(scale, usual, rel_tol=1e-4) for usual in (1, math.sqrt(model_dim))
+            f"activation {activation:g}": activation not in activations,
+            f"scale_embeddings {scale:g}": not (
+                is_close(scale, 1) or is_close(scale, math.sqrt(model_dim))
             ),
             "queries_scale of another head_dim": not all(
-                math.isclose(scale, usual_scale, rel_tol=1e-4) for scale in query_scales
+                is_close(scale, query_scale) for scale in query_scales
             ),
             "multi_query_attention": _option(tensors, "encoder/multi_query_attention", 0),
             "alibi": _option(tensors, "decoder/alibi", 0),
-            "add_source_bos": config.get("add_source_bos"),
+            "add_source_bos": config.is_set("add_source_bos"),
+            "no decoder_start_token": not starts_from_zero
+            and config.values.get("decoder_start_token", "<s>") is None,
             "relative or rotary positions": any(
                 "relative" in name or "rotary" in name for name in tensors
             ),
         }
-    )
-    adds_eos = config.get("add_source_eos") or _option(
-        tensors, "decoder/start_from_zero_embedding", 0
     )
     return {
         "num_layers": tensors.count("encoder/layer_{}/ffn/linear_0/weight"),
@@ -393,21 +390,16 @@ def _options(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, Any]:
         "num_heads": int(num_heads),
         "activation": activations[int(activation)],
         "norm_position": "pre" if pre_norm else "post",
-        "norm_epsilon": config.get("layer_norm_epsilon") or 1e-5,
+        "norm_epsilon": config.get("layer_norm_epsilon", float, 1e-5) or 1e-5,
         "embedding_norm": "encoder/layernorm_embedding/gamma" in tensors,
-        "scale_embeddings": not math.isclose(scale, 1, rel_tol=1e-4),
-        "source_eos": bool(adds_eos),
+        "scale_embeddings": not is_close(scale, 1),
+        "source_eos": config.is_set("add_source_eos") or starts_from_zero,
     }
 
 
-def _read_positions(
-    tensors: Tensors, model_dim: int, import_options: ImportOptions
-) -> tuple[dict[str, Any], list[Array]]:
+def _read_positions(tensors: Tensors, model_dim: int) -> tuple[dict[str, Any], list[Array]]:
     """Returns fields of `TransformerConfig`, and the tables if the positions are learned."""
     names = [f"{side}/position_encodings/encodings" for side in ("encoder", "decoder")]
-    if import_options.positions == "marian":
-        tensors.ignore(*names)
-        return {"positions": "concatenated", "first_position": 0}, []
     if not all(name in tensors for name in names):
         return {"positions": "concatenated", "first_position": 1}, []
     source, target = (tensors.get(name, (None, model_dim)) for name in names)
@@ -422,44 +414,35 @@ def _read_positions(
 
 
 def _symbols(
-    folder: pathlib.Path, config: Mapping[str, Any], starts_from_zero: bool
+    folder: pathlib.Path, config: Options, starts_from_zero: bool
 ) -> tuple[Symbols, Symbols]:
-    unk, start, eos = (
-        config.get(f"{name}_token", default)
-        for name, default in (("unk", "<unk>"), ("decoder_start", "<s>"), ("eos", "</s>"))
-    )
-    needed = {"unk_token": unk, "eos_token": eos}
-    if not starts_from_zero:
-        needed["decoder_start_token"] = start
-    if missing := [name for name, value in needed.items() if not isinstance(value, str)]:
-        raise InputError(
-            f"{folder / 'config.json'} names no {', '.join(missing)}; such a model cannot be "
-            "imported: translate with CTranslate2"
-        )
+    names = {"unk": config.get("unk_token", str, "<unk>")}
+    names["eos"] = config.get("eos_token", str, "</s>")
+    start = config.get("decoder_start_token", str, "<s>")
 
-    def read(side: str, *, is_decoder: bool) -> Symbols | None:
-        for path in (folder / f"{side}_vocabulary.json", folder / f"{side}_vocabulary.txt"):
-            if path.is_file():
-                break
-        else:
+    def read(side: str) -> Symbols | None:
+        tokens = _read_tokens(folder / f"{side}_vocabulary.json")
+        if not tokens:
             return None
-        if path.suffix == ".txt":
-            tokens = read_token_lines(path)
-        else:
-            tokens = read_json(path, list)
-            if not all(isinstance(token, str) for token in tokens):
-                raise InputError(f"{path} is not a list of tokens; convert the model again")
-        names = {"unk": unk, "eos": eos}
-        if tokens[1:4] == [unk, start, eos] and tokens[0].strip("<>") == "pad":  # written here
-            names |= {"pad": tokens[0], "start": start}
-        elif is_decoder and not starts_from_zero:
-            names["start"] = start
-        return Symbols.find(tokens, str(path), **names)
+        # This package wrote a vocabulary that begins so.
+        is_ours = tokens[1:4] == [names["unk"], start, names["eos"]]
+        if is_ours and tokens[0].strip("<>") == "pad":
+            return Symbols.find(tokens, str(folder), **names, pad=tokens[0], start=start)
+        if side == "source" or starts_from_zero:
+            return Symbols.find(tokens, str(folder), **names)
+        return Symbols.find(tokens, str(folder), **names, start=start)
 
-    if shared := read("shared", is_decoder=True):
+    if shared := read("shared"):
         return shared, shared
-    source, target = read("source", is_decoder=False), read("target", is_decoder=True)
+    source, target = read("source"), read("target")
     if source is None or target is None:
-        side = "target" if source else "source"
-        raise InputError(f"{folder}/{side}_vocabulary.json is missing; give the whole model")
+        raise InputError(f"{folder} lacks a vocabulary of source or target; give the whole model")
     return source, target
+
+
+def _read_tokens(path: pathlib.Path) -> list[str]:
+    """Returns the tokens of a vocabulary as .json, or else as .txt; none if there is neither."""
+    if path.is_file():
+        return list(map(str, read_json(path, list)))
+    path = path.with_suffix(".txt")
+    return read_token_lines(path) if path.is_file() else []

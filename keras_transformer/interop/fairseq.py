@@ -2,26 +2,20 @@
 
 Every format is imported in the same steps, of which fairseq's are the plainest:
 
-1. Read the file: a pickle with the options of training under "args" or "cfg" and the tensors under
-   "model". `read_pytorch` needs PyTorch, which runs nothing that the pickle names.
-2. Translate the options into fields of `TransformerConfig`. One error names all options that
-   this package does not support.
+1. Read the file: the options of training under "args" or "cfg", the tensors under "model".
+2. Make fields of `TransformerConfig` of the options; one error names all that are not supported.
 3. Read the matrices that models share in different ways: embeddings, output projection, learned
-   positions. All other tensors are described by a `Layout`: their names by part of a layer.
+   positions. A `Layout` describes all other tensors: their names by part of a layer.
 4. Read the dictionaries: the tokens in fairseq's order, and which ids are padding, end and so on.
-5. Make SentencePiece vocabularies whose ids are in this package's order: PAD, UNK, BOS, EOS, then
-   the other tokens in fairseq's order.
-6. Return all this as a `ForeignModel`. Its `to_model` builds the `Transformer` and fills it: rows
-   of embeddings get the new order, PyTorch's [out, in] matrices are transposed, query, key and
-   value are joined into one matrix, and a tensor that no layer used is an error.
+5. Make SentencePiece vocabularies whose ids are in this package's order.
 
-`import_run` then writes the model, the vocabularies and fairseq's search options as a run.
+`ForeignModel.to_model` then builds the `Transformer`.
 """
 
 import argparse
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_transformer.errors import InputError
@@ -155,12 +149,10 @@ def _training_options(state: Mapping[str, Any], file: pathlib.Path) -> Options:
     args, config = state.get("args"), state.get("cfg")
     if isinstance(args, argparse.Namespace):
         return Options(vars(args), str(file))
-    if not isinstance(config, dict) or not isinstance(
-        config.get("model"), dict | argparse.Namespace
-    ):
+    if not isinstance(config, dict):
         raise InputError(f"{file} is not a checkpoint of fairseq: it has no options")
     options: dict[str, Any] = {}
-    for part in (config.get("task"), config["model"]):
+    for part in (config.get("task"), config.get("model")):
         values = vars(part) if isinstance(part, argparse.Namespace) else part or {}
         options |= {name: value for name, value in values.items() if value is not None}
     return Options(options, str(file))
@@ -225,28 +217,23 @@ def _projection(tensors: Tensors, args: Options, target_table: Array) -> Array:
 def _symbols(
     file: pathlib.Path, args: Options, import_options: ImportOptions
 ) -> tuple[Symbols, Symbols]:
-    paths = import_options.vocabularies
-    if not paths:
-        languages = [args.get(f"{side}_lang", str, "") for side in ("source", "target")]
-        dictionaries = sorted(file.parent.glob("dict.*.txt"))
-        if not all(languages) and len(dictionaries) != 1:
-            raise InputError(
-                f"{file} does not name its languages; name the dictionaries with "
-                "--source_vocabulary and --target_vocabulary of keras-transformer import_model"
-            )
-        named = [file.parent / f"dict.{language}.txt" for language in languages]
-        paths = tuple(named if all(languages) else dictionaries * 2)
+    languages = [args.get(f"{side}_lang", str, "") for side in ("source", "target")]
+    paths: Sequence[pathlib.Path] = import_options.vocabularies
+    if not paths and all(languages):
+        paths = [file.parent / f"dict.{language}.txt" for language in languages]
+    elif not paths:
+        paths = sorted(file.parent.glob("dict.*.txt")) * 2
+    if len(paths) != 2 or not all(path.is_file() for path in paths):
+        raise InputError(
+            f"the dictionaries of {file}, {' and '.join(languages)}, are not beside it; give "
+            "--source_vocabulary and --target_vocabulary of keras-transformer import_model"
+        )
     source, target = map(_read_dictionary, paths)
     return source, target
 
 
 def _read_dictionary(path: pathlib.Path) -> Symbols:
     """Reads lines of a token and its count."""
-    if not path.is_file():
-        raise InputError(
-            f"{path} is missing; name both dictionaries with --source_vocabulary and "
-            "--target_vocabulary of keras-transformer import_model"
-        )
     tokens = list(_RESERVED)
     for line in read_token_lines(path):
         token, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")

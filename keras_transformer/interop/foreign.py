@@ -8,6 +8,7 @@ that every tensor of the file is used.
 Shapes: V tokens of a vocabulary, D model dimension, F inner dimension of the feed-forward layers.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -41,14 +42,11 @@ class ImportOptions(NamedTuple):
         vocabularies: of source and target, where they are not beside the model; else empty.
         spms: SentencePiece models of source and target; else empty.
         num_heads: attention heads, where the files do not tell.
-        positions: "as_stored", the encoding that the folder's own software computes, or "marian",
-            the one that Marian trains with, from which other software differs a little.
     """
 
     vocabularies: tuple[pathlib.Path, ...] = ()
     spms: tuple[pathlib.Path, ...] = ()
     num_heads: int | None = None
-    positions: str = "as_stored"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +85,7 @@ class ForeignModel:
         source, target: the symbols.
         vocabularies: of source and target; their ids are in the order of `Symbols.order`.
         search: fields of `SearchConfig`: how the toolkit itself searches.
+        origin: format, name and revision, without folders of this machine.
         notes: lines for the user.
     """
 
@@ -102,6 +101,7 @@ class ForeignModel:
     output_bias: Array | None = None
     position_tables: Sequence[Array] = ()
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     notes: Sequence[str] = ()
 
     @functools.cached_property
@@ -321,10 +321,15 @@ def check_exportable(
         obstacles: returns what it does not support, with whether a configuration has it.
         advice: what the user can do instead.
     """
-    if isinstance(model, Transformer):
-        layers = model._flatten_layers()
+    if type(model) is Transformer:
+        layers = list(model._flatten_layers())
         is_quantized = any(getattr(layer, "quantization_mode", None) for layer in layers)
         reasons = {**obstacles(model.config), "quantized layers": is_quantized}
+        # The layers that the configuration alone would make.
+        small = model.config.replace(vocabulary_size=4, target_vocabulary_size=None)
+        plain = collections.Counter(map(type, Transformer(small)._flatten_layers()))
+        changed = collections.Counter(map(type, layers)) - plain
+        reasons |= {f"layers of class {kind.__name__}": True for kind in changed}
     else:
         reasons = {f"a model of class {type(model).__name__}": True}
     if names := [name for name, is_there in reasons.items() if is_there]:

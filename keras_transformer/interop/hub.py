@@ -33,18 +33,13 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
     Raises:
         InputError: huggingface_hub is not installed; the Hub cannot be reached, or has no such
             model or revision, or one of another kind, or requires its terms to be accepted.
-
-    Example:
-        >>> read_model(download("Helsinki-NLP/opus-mt-en-de"), "transformers")
     """
+    missing = f"there is no file or folder {name}"
     try:
         with needs_extra("hub"):
             from huggingface_hub import constants, errors, hf_hub_download
     except InputError as error:
-        raise InputError(
-            f"there is no file or folder {name}; a model of the Hub has such a name, but {error}"
-        ) from error
-
+        raise InputError(f"{missing}; a model of the Hub has such a name, but {error}") from error
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
     page = f"{endpoint}/{name}"
     # A base of the Hub's error is that of its HTTP library, for connections that break.
@@ -54,51 +49,28 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
 
     def fetch(file: str, revision: str | None) -> pathlib.Path | None:
         """Returns the path of a file, None if the model has none."""
+        where: dict[str, Any] = {"cache_dir": constants.HF_HUB_CACHE, "endpoint": endpoint}
         try:
-            return pathlib.Path(
-                hf_hub_download(
-                    name,
-                    file,
-                    revision=revision,
-                    cache_dir=constants.HF_HUB_CACHE,
-                    endpoint=endpoint,
-                )
-            )
-        except errors.GatedRepoError as error:
-            raise InputError(
-                f"the model {name} is gated: accept its terms at {page}, and log in with hf auth "
-                "login or HF_TOKEN"
-            ) from error
-        except errors.RepositoryNotFoundError as error:
-            raise InputError(
-                f"there is no file or folder {name}, and no public model {page}; correct the name, "
-                "or log in with hf auth login for a private one"
-            ) from error
-        except errors.RevisionNotFoundError as error:
-            raise InputError(
-                f"{page} has no revision {revision!r}; see {page}/tree/main"
-            ) from error
+            return pathlib.Path(hf_hub_download(name, file, revision=revision, **where))
         except errors.LocalEntryNotFoundError as error:
             if constants.HF_HUB_OFFLINE:
                 return None
-            raise InputError(
-                f"there is no file or folder {name}; for a model of that name, {endpoint} cannot "
-                f"be reached, and {file} is not in the cache; correct the path, or check the "
-                "network"
-            ) from error
+            raise InputError(f"{missing}, and {endpoint} cannot be reached") from error
         except errors.EntryNotFoundError:
             return None
+        except errors.GatedRepoError as error:
+            raise InputError(
+                f"accept the terms of {page}, and log in with hf auth login or HF_TOKEN"
+            ) from error
+        except errors.RepositoryNotFoundError as error:
+            raise InputError(f"{missing}, and no public model {page}") from error
         except failures as error:
             raise InputError(f"cannot download {file} of {page} ({one_line(error)})") from error
 
     config = fetch("config.json", revision)
     if config is None:
-        if constants.HF_HUB_OFFLINE:
-            raise InputError(
-                f"{name} is not in the cache {constants.HF_HUB_CACHE}; unset HF_HUB_OFFLINE to "
-                "download it"
-            )
-        raise InputError(f"{page} has no config.json, so it is no model of transformers")
+        where = f"the cache {constants.HF_HUB_CACHE}" if constants.HF_HUB_OFFLINE else page
+        raise InputError(f"{where} has no config.json of {name}, a model of transformers")
     read_config(config)  # rejects models of other kinds before their weights are downloaded
     commit = config.parent.name  # the folder in the cache: all files are of one commit
     for file in REQUIRED_FILES:

@@ -142,21 +142,20 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
 
 def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
-    problems = {
-        f"{name} {options[name] or 'empty'}": options[name] not in supported
-        for name, supported in _SUPPORTED.items()
-        if name in options
-    }
     pre, post, top = (
         str(options.get(f"transformer-{name}", "")).replace("d", "")  # without dropout
         for name in ("preprocess", "postprocess", "postprocess-top")
     )
     is_pre = (pre, post, top) == ("n", "a", "n")
-    if not any(problems.values()) and not is_pre and (pre, post, top) != ("", "an", ""):
-        problems[f"norms {pre or 'none'} before, {post} after and {top or 'none'} at the end"] = (
-            True
-        )
-    reject(problems)
+    are_usual = is_pre or (pre, post, top) == ("", "an", "")
+    reject(
+        {
+            f"{name} {options[name] or 'empty'}": options[name] not in supported
+            for name, supported in _SUPPORTED.items()
+            if name in options
+        }
+        | {f"norms {pre!r} before, {post!r} after and {top!r} at the end": not are_usual}
+    )
     activation = options.get("transformer-ffn-activation", "swish")
     version = str(options.get("version", "")).split(" ")[0]
     if activation == "gelu" and tuple(map(int, re.findall(r"\d+", version))) < _SINCE_ERF:
@@ -232,28 +231,22 @@ def _files(
     """Returns the .npz file, the options of decoder.yml, and both vocabularies."""
     folder = path if path.is_dir() else path.parent
     decoders = [path] if path.suffix == ".yml" else sorted(folder.glob("*decoder.yml"))
-    models = [path] if path.suffix == ".npz" else sorted(folder.glob("*.npz"))
     options = _read_yaml(read_text(decoders[0]), str(decoders[0])) if decoders else {}
-    for key in ("models", "vocabs"):
-        if not isinstance(options.get(key) or [], list):
-            raise InputError(f"{key} of {decoders[0]} is not a list of files; write one as [file]")
-    named = {
-        key: [folder / pathlib.Path(str(name)).name for name in options.get(key) or []]
-        for key in ("models", "vocabs")
-    }
-    if path.suffix != ".npz" and named["models"]:
-        models = named["models"]
+
+    def named(key: str) -> list[pathlib.Path]:
+        names = options.get(key) or []
+        if not isinstance(names, list):
+            raise InputError(f"{key} of {decoders[0]} must be a list of files, got {names!r}")
+        return [folder / pathlib.Path(str(name)).name for name in names]
+
+    models = [path] if path.suffix == ".npz" else named("models") or sorted(folder.glob("*.npz"))
     if len(models) != 1:
-        raise InputError(
-            f"{path} has {len(models)} models; name one .npz file (several runs translate together "
-            "with --run_dir=one,other)"
-        )
-    vocabularies = import_options.vocabularies or tuple(named["vocabs"])
+        raise InputError(f"{path} has {len(models)} models; name one .npz file")
+    vocabularies = import_options.vocabularies or tuple(named("vocabs"))
     if len(vocabularies) != 2:
         raise InputError(
-            f"no decoder.yml beside {models[0]} names the vocabularies of source and target; name "
-            "them with --source_vocabulary and --target_vocabulary of keras-transformer "
-            "import_model"
+            f"no decoder.yml beside {models[0]} names the vocabularies of source and target; give "
+            "--source_vocabulary and --target_vocabulary of keras-transformer import_model"
         )
     return models[0], options, vocabularies
 
@@ -276,20 +269,14 @@ def _read_symbols(path: pathlib.Path, rows: int) -> tuple[Symbols, list[str]]:
     if path.suffix == ".spm":
         pieces = [piece.piece for piece in read_spm(path).pieces]
         return Symbols.find(pieces, str(path), unk="<unk>", eos="</s>"), []
-    if path.suffix in (".yml", ".yaml"):
-        ids = _read_yaml(read_text(path), str(path))
-        numbers = {
-            token: int(id_) if isinstance(id_, str) and id_.isdecimal() else None
-            for token, id_ in ids.items()
-        }
-        tokens = ids_to_tokens(numbers, str(path))
-    elif path.suffix == ".json":
-        tokens = ids_to_tokens(read_json(path), str(path))
+    if path.suffix not in (".yml", ".yaml", ".json"):
+        raise InputError(f"the vocabulary {path} must be .yml, .json or .spm; others are not read")
+    if path.suffix == ".json":
+        ids = read_json(path)
     else:
-        raise InputError(
-            f"vocabulary {path} is neither .yml, .json nor .spm; factored and other vocabularies "
-            "cannot be imported"
-        )
+        texts = _read_yaml(read_text(path), str(path))
+        ids = {token: int(id_) if str(id_).isdecimal() else None for token, id_ in texts.items()}
+    tokens = ids_to_tokens(ids, str(path))
     for id_, theirs, name in ((0, "eos", "</s>"), (1, "UNK", "<unk>")):  # of Nematus, as in Marian
         if tokens[id_ : id_ + 1] == [theirs]:
             tokens[id_] = name

@@ -1,7 +1,6 @@
 """Reads a checkpoint of OpenNMT-tf: ckpt-N.index with its data, and a vocabulary for each side."""
 
 import functools
-import math
 import pathlib
 import re
 
@@ -40,20 +39,15 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 def is_opennmt_tf(path: pathlib.Path) -> bool:
     """Whether a folder or file is such a model."""
-    return any(path.glob("ckpt-*.index")) if path.is_dir() else path.suffix == ".index"
+    return any(path.glob("ckpt-[0-9]*.index")) if path.is_dir() else path.suffix == ".index"
 
 
 def read_opennmt_tf(path: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
     """Returns the model of a checkpoint, or of the newest one in a folder."""
-    if import_options.num_heads is None:
+    if import_options.num_heads is None or not import_options.vocabularies:
         raise InputError(
-            "a checkpoint of OpenNMT-tf does not state how many attention heads the model has; "
-            "give --num_heads of keras-transformer import_model (8 for Transformer and "
-            "TransformerBase, 16 for TransformerBig)"
-        )
-    if not import_options.vocabularies:
-        raise InputError(
-            f"no file beside {path} names the vocabularies; give --source_vocabulary and "
+            "a checkpoint of OpenNMT-tf names neither heads nor vocabularies; give --num_heads (8 "
+            "for TransformerBase, 16 for TransformerBig), --source_vocabulary and "
             "--target_vocabulary of keras-transformer import_model"
         )
     tensors = _read_checkpoint(_newest(path))
@@ -110,45 +104,33 @@ def read_opennmt_tf(path: pathlib.Path, import_options: ImportOptions) -> Foreig
 
 
 def _newest(path: pathlib.Path) -> pathlib.Path:
+    """Returns the index of the newest checkpoint in a folder, or the one that is given."""
     if not path.is_dir():
         return path
-    steps = {
-        int(match[1]): file
-        for file in path.glob("ckpt-*.index")
-        if (match := re.fullmatch(r"ckpt-(\d+)\.index", file.name))
-    }
-    if not steps:
-        raise InputError(f"{path} has no checkpoint ckpt-N.index; give the folder of a model")
-    return steps[max(steps)]
+    steps = {file: re.fullmatch(r"ckpt-(\d+)\.index", file.name) for file in path.iterdir()}
+    return max((int(match[1]), file) for file, match in steps.items() if match)[1]
 
 
 def _read_checkpoint(index: pathlib.Path) -> Tensors:
     map_file(index)
-    size = len(map_file(index.with_suffix(".data-00000-of-00001")))
-
+    map_file(index.with_suffix(".data-00000-of-00001"))
     check = functools.partial(
         reading, index, "a checkpoint of TensorFlow", tf.errors.OpError, LookupError
     )
     with check():
         reader = tf.train.load_checkpoint(str(index.with_suffix("")))
-        shapes = reader.get_variable_to_shape_map()
-        types = reader.get_variable_to_dtype_map()
+        names = [*reader.get_variable_to_shape_map()]
 
     def read(name: str) -> Array:
         with check():
-            if types[name] not in (tf.float32, tf.float16, tf.bfloat16, tf.float64):
-                raise ValueError(f"{name} has the type {types[name]!r}")
-            if math.prod(shapes[name]) * types[name].size > size:
-                raise ValueError(f"{name} is larger than the file")
             value: Array = reader.get_tensor(name)
         return value
 
     # Without what the optimizer keeps of each weight.
-    names = [name for name in shapes if name.startswith("model/") and name.endswith(_SUFFIX)]
     arrays = {
         name.removesuffix(_SUFFIX): functools.partial(read, name)
         for name in names
-        if "/.OPTIMIZER_SLOT/" not in name
+        if name.startswith("model/") and name.endswith(_SUFFIX) and "/.OPTIMIZER_SLOT/" not in name
     }
     return Tensors(arrays, str(index))
 

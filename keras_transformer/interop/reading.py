@@ -57,26 +57,22 @@ class Tensors:
             InputError: it is missing, has another shape, or an entry that is not finite.
         """
         if name not in self._arrays:
-            raise InputError(
-                f"{self.where} lacks the tensor {name}; give the whole model, after training"
-            )
+            raise InputError(f"{self.where} lacks the tensor {name}; give the whole model")
         self._used.add(name)
         array = self._stored(name).astype(np.float32, copy=False)
-        if shape is not None:
-            if array.ndim != len(shape):
-                array = array.reshape([size for size in array.shape if size != 1] or [1])
-            if array.ndim != len(shape) or any(
-                size not in (None, stored) for size, stored in zip(shape, array.shape, strict=True)
-            ):
-                expected = " x ".join("any" if size is None else str(size) for size in shape)
-                raise InputError(
-                    f"tensor {name} of {self.where} is {' x '.join(map(str, array.shape))} instead "
-                    f"of {expected}; the file and its configuration do not belong together"
-                )
-        if not np.isfinite(array).all():
+        expected = array.shape if shape is None else shape
+        if array.ndim != len(expected):
+            array = np.atleast_1d(array.squeeze())
+        if array.ndim != len(expected) or any(
+            size not in (None, stored) for size, stored in zip(expected, array.shape, strict=True)
+        ):
+            sizes = " x ".join("any" if size is None else str(size) for size in expected)
             raise InputError(
-                f"tensor {name} of {self.where} is not finite; take an earlier checkpoint"
+                f"tensor {name} of {self.where} is {' x '.join(map(str, array.shape))} instead of "
+                f"{sizes}; the file and its configuration do not belong together"
             )
+        if not np.isfinite(array).all():
+            raise InputError(f"tensor {name} of {self.where} is not finite; take another file")
         return array
 
     def find(self, name: str, shape: tuple[int | None, ...]) -> Array | None:
@@ -90,10 +86,6 @@ class Tensors:
     def count(self, template: str) -> int:
         """Returns how many tensors have consecutive numbers, from 0, at the {} of a template."""
         return next(n for n in itertools.count() if template.format(n) not in self._arrays)
-
-    def with_prefix(self, prefix: str) -> "Tensors":
-        """Returns the tensors under names that begin with a prefix."""
-        return Tensors({prefix + name: array for name, array in self._arrays.items()}, self.where)
 
     def ignore(self, *patterns: str) -> None:
         """Marks the tensors whose names match as used, without reading them."""

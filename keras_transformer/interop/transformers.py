@@ -15,21 +15,13 @@ import functools
 import json
 import os
 import pathlib
-import reprlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
 
-from keras_transformer.config import (
-    BOS_ID,
-    EOS_ID,
-    PAD_ID,
-    WORD_START,
-    SearchConfig,
-    TransformerConfig,
-)
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
 from keras_transformer.config.search import MAX_TOKENS
 from keras_transformer.errors import InputError
 from keras_transformer.files import local_path
@@ -60,7 +52,12 @@ from keras_transformer.interop.reading import (
     reject,
     torch_tensors,
 )
-from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
+from keras_transformer.interop.vocabularies import (
+    Symbols,
+    code_of,
+    make_vocabularies,
+    save_tokenizer,
+)
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 
@@ -74,30 +71,15 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "gelu_sigmoid",
 }
-# Generation options that are read, or that change no text and no score.
-_KNOWN_GENERATION_OPTIONS = {
-    "_from_model_config", "assistant_confidence_threshold", "assistant_lookbehind",
-    "bad_words_ids", "bos_token_id", "cache_config", "cache_implementation", "compile_config",
-    "decoder_start_token_id", "disable_compile", "do_sample", "early_stopping", "eos_token_id",
-    "forced_eos_token_id", "is_assistant", "length_penalty", "low_memory", "max_cache_len",
-    "max_length", "max_matching_ngram_size", "max_new_tokens", "min_length", "min_new_tokens",
-    "no_repeat_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "num_beams",
-    "num_return_sequences", "output_attentions", "output_hidden_states", "output_logits",
-    "output_scores", "pad_token_id", "prefill_chunk_size", "remove_invalid_values",
-    "renormalize_logits", "repetition_penalty", "return_dict_in_generate", "target_lookbehind",
-    "temperature", "token_healing", "top_k", "top_p", "transformers_version", "use_cache",
+# Generation options without a counterpart in `SearchConfig`, and the values that change nothing.
+_OTHER_SEARCH: dict[str, Any] = {
+    "begin_suppress_tokens": None, "constraints": None, "diversity_penalty": 0.0,
+    "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0, "exponential_decay_length_penalty": None, "force_words_ids": None,
+    "forced_bos_token_id": None, "guidance_scale": 1.0, "max_time": None, "min_p": None,
+    "num_beam_groups": 1, "penalty_alpha": None, "sequence_bias": None, "stop_strings": None,
+    "suppress_tokens": None, "top_h": None, "typical_p": 1.0, "watermarking_config": None,
 }  # fmt: skip
-# Options without a counterpart in `SearchConfig`, and the values that change nothing; of options
-# that are not listed None, false and empty lists change nothing.
-_OTHER_GENERATION_OPTIONS: dict[str, Any] = {
-    "diversity_penalty": 0.0, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0,
-    "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "exponential_decay_length_penalty": None,
-    "force_words_ids": None, "forced_bos_token_id": None, "guidance_scale": 1.0, "min_p": None,
-    "num_beam_groups": 1, "penalty_alpha": None, "sequence_bias": None, "suppress_tokens": None,
-    "begin_suppress_tokens": None, "top_h": None, "typical_p": 1.0,
-}  # fmt: skip
-
-
 # Of a source that is truncated, and of a translation, the start token included.
 _MARIAN_MAX_TOKENS = 512
 # Of `early_stopping`: True, "never", or False, which is the default.
@@ -116,35 +98,22 @@ def is_transformers(folder: pathlib.Path) -> bool:
 def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
     """Returns the model in a folder."""
     config = read_config(folder / "config.json")
-    options = _options(config, import_options.positions)
-    path, generation = folder / "model.safetensors", folder / "generation_config.json"
-    if (folder / "pytorch_model.bin").exists() and not path.exists():
-        path = folder / "pytorch_model.bin"
-        tensors = torch_tensors(read_pytorch(path), str(path))
-    elif not path.exists() and (folder / f"{path.name}.index.json").exists():
-        raise InputError(
-            f"{folder} has its weights in several files; join them with transformers: "
-            "MarianMTModel.from_pretrained(folder).save_pretrained(new, max_shard_size='100GB')"
-        )
-    else:
-        tensors = read_safetensors(path)
-    if not any(name.startswith("model.") for name in tensors):  # of a MarianModel, without logits
-        tensors = tensors.with_prefix("model.")
+    options = _options(config)
+    tensors = _read_weights(folder)
     source_table, target_table, projection, notes = _tables(tensors, config)
     tensors.ignore("model.*.embed_positions.weight")
     # As in transformers, config.json tells how to search only where there is no other file for it.
-    values = read_json(generation) if generation.exists() else config.values
-    generation_options = Options(values, str(folder))
-    sides = _symbols(folder, config, generation_options)
+    path = folder / "generation_config.json"
+    generation = Options(read_json(path), str(path)) if path.exists() else config
+    sides = _symbols(folder, config, generation)
     source, target = (
         _with_rows(symbols, len(table))
         for symbols, table in zip(sides, (source_table, target_table), strict=True)
     )
     check_rows(len(target_table), target)
     spms = import_options.spms or (folder / "source.spm", folder / "target.spm")
-    vocabularies = make_vocabularies((source, target), spms, str(folder))
-    names = set(values if generation.exists() else _OTHER_GENERATION_OPTIONS)
-    search, search_notes = _search(generation_options, names, target, vocabularies[1])
+    search, search_notes = _search(generation, target)
+    search["max_source_length"] = _longest_source(folder / "tokenizer_config.json")
     return ForeignModel(
         options=options,
         tensors=tensors,
@@ -152,13 +121,11 @@ def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> Fo
         source_table=source_table,
         target_table=target_table,
         projection=projection,
-        output_bias=_output_bias(
-            tensors, generation_options, target, projection, len(sides[1].tokens)
-        ),
+        output_bias=_output_bias(tensors, generation, target, projection, len(sides[1].tokens)),
         source=source,
         target=target,
-        vocabularies=vocabularies,
-        search=search | {"max_source_length": _longest_source(folder / "tokenizer_config.json")},
+        vocabularies=make_vocabularies((source, target), spms, str(folder)),
+        search=search,
         notes=notes + search_notes + _language_codes(source),
     )
 
@@ -175,21 +142,19 @@ def read_config(path: pathlib.Path) -> Options:
     return config
 
 
-def _options(config: Options, positions: str) -> dict[str, Any]:
+def _options(config: Options) -> dict[str, Any]:
     """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
     activation = config.get("activation_function", str, "gelu")
     heads = tuple(config.get(f"{side}_attention_heads", int, 16) for side in ("encoder", "decoder"))
+    has_sinusoids = config.get("static_position_embeddings", bool, True)
+    unsupported = ("normalize_before", "normalize_embedding", "add_final_layer_norm")
     reject(
         {
             f"activation_function {activation}": activation not in _ACTIVATIONS,
             f"heads {heads}": heads[0] != heads[1],
-            "normalize_before": config.is_set("normalize_before"),
-            "normalize_embedding": config.is_set("normalize_embedding"),
-            "add_final_layer_norm": config.is_set("add_final_layer_norm"),
-            "static_position_embeddings false": not config.get(
-                "static_position_embeddings", bool, True
-            ),
+            "static_position_embeddings false": not has_sinusoids,
         }
+        | {name: config.is_set(name) for name in unsupported}
     )
     return {
         "num_layers": config.get("encoder_layers", int, 12),
@@ -198,9 +163,22 @@ def _options(config: Options, positions: str) -> dict[str, Any]:
         "activation": _ACTIVATIONS[activation],
         "dropout": dropout_rate(config.get("dropout", float, 0.1)),
         "norm_epsilon": 1e-5,
-        "positions": "concatenated" if positions == "marian" else "halves",
+        "positions": "halves",
         "scale_embeddings": config.get("scale_embedding", bool, False),
     }
+
+
+def _read_weights(folder: pathlib.Path) -> Tensors:
+    path = folder / "model.safetensors"
+    if path.exists() or not (folder / "pytorch_model.bin").exists():
+        if not path.exists() and (folder / f"{path.name}.index.json").exists():
+            raise InputError(
+                f"{folder} has its weights in several files; join them with transformers: "
+                "MarianMTModel.from_pretrained(folder).save_pretrained(new, max_shard_size='100GB')"
+            )
+        return read_safetensors(path)
+    path = folder / "pytorch_model.bin"
+    return torch_tensors(read_pytorch(path), str(path))
 
 
 def _tables(tensors: Tensors, config: Options) -> tuple[Array, Array, Array, list[str]]:
@@ -211,35 +189,33 @@ def _tables(tensors: Tensors, config: Options) -> tuple[Array, Array, Array, lis
     is_tied = config.get("tie_word_embeddings", bool, True)
     is_shared = config.get("share_encoder_decoder_embeddings", bool, True)
     encoder, decoder = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
-    output = ["lm_head.weight"] if is_tied else []
-    if is_shared:
-        names = ["model.shared.weight", encoder, decoder, *output]
-        source_name = target_name = _first_stored(tensors, names)
-    else:
-        names = [decoder, *output]
-        source_name, target_name = encoder, _first_stored(tensors, names)
-    source, target = (tensors.get(name, (None, None)) for name in (source_name, target_name))
+    names = ["model.shared.weight", encoder, decoder] if is_shared else [decoder]
+    names += ["lm_head.weight"] if is_tied else []
+    target_name = next((name for name in names if name in tensors), names[0])
+    target = tensors.get(target_name, (None, None))
+    source = target if is_shared else tensors.get(encoder, (None, None))
     projection = target if is_tied else tensors.get("lm_head.weight", (None, None))
-    different = [
-        name for name in names if name in tensors and not np.array_equal(tensors.get(name), target)
+    notes = [
+        f"{name} differs from {target_name}, which is taken."
+        for name in names
+        if name in tensors and not np.array_equal(tensors.get(name), target)
     ]
-    notes = [f"{name} differs from {target_name}, which is taken." for name in different]
     return source, target, projection, notes
 
 
-def _first_stored(tensors: Tensors, names: Sequence[str]) -> str:
-    """Returns the first name that a file has, or the first one if it has none."""
-    return next((name for name in names if name in tensors), names[0])
-
-
 def _output_bias(
-    tensors: Tensors, options: Options, target: Symbols, projection: Array, num_tokens: int
+    tensors: Tensors, generation: Options, target: Symbols, projection: Array, num_tokens: int
 ) -> Array:
     """Returns the bias of the logits [V], which removes tokens that the model never learned.
 
+    The softmax that Marian trains with has no padding. The conversion to transformers adds a row of
+    zeros, whose logit, 0, is often among the largest; transformers masks it before the softmax with
+    `renormalize_logits`, and before August 2023 did so without this option. The models of this
+    package were trained with a row for padding.
+
     Args:
         tensors: of the file, which may lack the bias.
-        options: of generation.
+        generation: its options.
         target: the tokens, with one for each row of the table.
         projection: the rows.
         num_tokens: tokens of the vocabulary; rows beyond them only fill the table up.
@@ -247,7 +223,12 @@ def _output_bias(
     stored = tensors.find("final_logits_bias", (len(projection),))
     bias = np.zeros(len(projection), np.float32) if stored is None else np.array(stored)
     is_zero = ~projection.any(axis=1) & (bias == 0)
-    if _lacks_padding(options, target, is_zero):
+    is_banned = [target.pad] in generation.get("bad_words_ids", list, [])
+    if target.pad is not None and (
+        is_zero[target.pad]
+        or generation.is_set("renormalize_logits")
+        or (is_banned and not target.is_ours)
+    ):
         bias[target.pad] = UNUSED_BIAS
     bias[num_tokens:][is_zero[num_tokens:]] = UNUSED_BIAS
     return bias
@@ -268,112 +249,79 @@ def _symbols(folder: pathlib.Path, config: Options, generation: Options) -> tupl
     return source, read(folder / "target_vocab.json")
 
 
-def _lacks_padding(options: Options, target: Symbols, is_zero: Array) -> bool:
-    """Whether the softmax that the model was trained with has no padding token.
-
-    Marian's has none. The conversion to transformers adds a row of zeros, whose logit, 0, is often
-    among the largest; transformers masks it before the softmax with `renormalize_logits`, and
-    before August 2023 did so without this option.
-    """
-    if target.pad is None:
-        return False
-    is_banned = [target.pad] in options.get("bad_words_ids", list, [])
-    # The models of this package were trained with a row for padding.
-    return bool(
-        options.get("renormalize_logits", bool, False)
-        or is_zero[target.pad]
-        or (is_banned and not target.is_ours)
-    )
-
-
 def _with_rows(symbols: Symbols, rows: int) -> Symbols:
     """Returns symbols with a name for each row of a table that has more rows than tokens."""
     unused = [f"<unused-{id_}>" for id_ in range(len(symbols.tokens), rows)]
     return dataclasses.replace(symbols, tokens=[*symbols.tokens, *unused])
 
 
-def _search(
-    options: Options, names: set[str], target: Symbols, vocabulary: Vocabulary
-) -> tuple[dict[str, Any], list[str]]:
-    """Returns fields of `SearchConfig`, and a note on generation options that it lacks.
-
-    Args:
-        options: to read.
-        names: of the options that are for generation.
-        target, vocabulary: of the target side.
-    """
+def _search(options: Options, target: Symbols) -> tuple[dict[str, Any], list[str]]:
+    """Returns fields of `SearchConfig`, and notes on generation options that it lacks."""
+    num_beams = options.get("num_beams", int, 1) or 1
+    bad_words = options.get("bad_words_ids", list, [])
     search: dict[str, Any] = {
-        "beam_size": 1,  # greedy, unless num_beams is set
+        "beam_size": num_beams,
         "length_penalty": options.get("length_penalty", float, 1.0),
         "length_penalty_form": "power",
         # Lengths of transformers count the start token, and max_length EOS; ours count neither.
         "min_length": max(
             options.get("min_length", int, 0) - 1, options.get("min_new_tokens", int, 0), 0
         ),
+        "no_repeat_ngram": options.get("no_repeat_ngram_size", int, 0),
+        "num_translations": options.get("num_return_sequences", int, 1) or 1,
+        "repetition_penalty": options.get("repetition_penalty", float, 1.0) or 1.0,
+        "forbid_unknown": [target.unk] in bad_words,
     }
-    for theirs, ours, kind in (
-        ("num_beams", "beam_size", int),
-        ("num_return_sequences", "num_translations", int),
-        ("no_repeat_ngram_size", "no_repeat_ngram", int),
-        ("repetition_penalty", "repetition_penalty", float),
-    ):
-        if options.is_set(theirs):
-            search[ours] = options.get(theirs, kind, 0)
     if options.is_set("max_new_tokens") or options.is_set("max_length"):
         longest = options.get("max_new_tokens", int, options.get("max_length", int, 0) - 1)
         # Of any source: without a limit relative to it.
         search["max_length"] = search["max_extra_length"] = min(max(longest - 1, 1), MAX_TOKENS)
-    if options.get("do_sample", bool, False):
+    if options.is_set("do_sample"):
         search["method"] = "sampling"
         search["temperature"] = options.get("temperature", float, 1.0)
         search["top_k"] = options.get("top_k", int, 50)
         search["top_p"] = options.get("top_p", float, 1.0)
     else:
-        early_stopping = str(options.values.get("early_stopping"))
-        search["early_stop"] = _EARLY_STOP.get(early_stopping, "current")
-    ignored = [
-        f"{name} {reprlib.repr(options.values[name])}"
-        for name in sorted(names - _KNOWN_GENERATION_OPTIONS)
-        if (value := options.values.get(name)) and value != _OTHER_GENERATION_OPTIONS.get(name)
-    ]
-    our_ids = {id_: place for place, id_ in enumerate(target.order)}
-    banned = []
-    for bad in options.get("bad_words_ids", list, []):
-        if bad == [target.unk]:
-            search["forbid_unknown"] = True
-        elif bad != [target.pad] and not (target.is_ours and bad == [target.start]):
-            # Neither is ever generated.
-            are_ids = isinstance(bad, list) and all(isinstance(id_, int) for id_ in bad)
-            ids = [our_ids.get(id_, 1) for id_ in bad] if are_ids else []
-            text = vocabulary.decode([ids])[0]
-            if ids and text.strip() and vocabulary.encode([text]) == [ids]:
-                banned.append(text)
-            else:
-                ignored.append(f"bad_words_ids {bad}")
-    if banned:
-        search["banned_phrases"] = tuple(banned)
-    if not ignored:
-        return search, []
-    return search, [f"Search options that this package does not have: {', '.join(ignored)}."]
+        search["early_stop"] = _EARLY_STOP.get(str(options.values.get("early_stopping")), "current")
+    # Padding and the start token are never generated.
+    never = ([target.pad], [target.unk], [target.start] if target.is_ours else None)
+    others = {f"bad_words_ids {bad}": True for bad in bad_words if bad not in never}
+    ends = options.values.get("eos_token_id")
+    others |= {
+        f"num_beams {num_beams} with do_sample": num_beams > 1 and "method" in search,
+        f"eos_token_id {ends}, but the first": isinstance(ends, list) and len(ends) > 1,
+    } | {
+        f"{name} {value}": value and value != _OTHER_SEARCH[name]
+        for name, value in sorted(options.values.items())
+        if name in _OTHER_SEARCH
+    }
+    notes = []
+    if missing := [name for name, is_set in others.items() if is_set]:
+        notes.append(f"Search options that this package does not have: {', '.join(missing)}.")
+    if search["repetition_penalty"] != 1 and num_beams > 1:
+        notes.append(
+            "repetition_penalty changes logits here, and with a beam log-probabilities in "
+            "transformers: translations may differ."
+        )
+    return search, notes
 
 
 def _longest_source(path: pathlib.Path) -> int:
     """Returns how many tokens of a source MarianTokenizer reads when it truncates, without EOS."""
-    options = Options(read_json(path) if path.exists() else {}, str(path))
     # A tokenizer without a limit has 1e30, as a whole number.
-    longest = options.values.get("model_max_length")
+    longest = read_json(path).get("model_max_length") if path.exists() else None
     if type(longest) is int and 1 < longest <= MAX_TOKENS:
         return longest - 1
     return _MARIAN_MAX_TOKENS - 1
 
 
 def _language_codes(source: Symbols) -> list[str]:
-    """Returns how a user of a multilingual model selects the target language."""
-    codes = sorted(t for t in source.tokens if t.startswith(">>") and t.endswith("<<"))
+    """Returns a note on how a user of a multilingual model selects the target language."""
+    codes = sorted(filter(code_of, source.tokens))
     if not codes:
         return []
-    named = ", ".join(codes[:8]) + (f" and {len(codes) - 8} others" if len(codes) > 8 else "")
-    return [f"Begin a sentence with the code of a language: {named}."]
+    more = f" and {len(codes) - 8} others" if len(codes) > 8 else ""
+    return [f"Begin a sentence with the code of a language: {', '.join(codes[:8])}{more}."]
 
 
 # The export.
@@ -451,8 +399,8 @@ def export_transformers(
         # Without the format transformers rejects the file.
         weights = save(_marian_tensors(model), metadata={"format": "pt"})
         (aside / "model.safetensors").write_bytes(weights)
-        source.save(aside / "source.spm")
-        target.save(aside / "target.spm")
+        save_tokenizer(source, aside / "source.spm")
+        save_tokenizer(target, aside / "target.spm")
     return local_path(folder)
 
 
@@ -485,11 +433,7 @@ def _obstacles(
 
 def _tokens(vocabulary: Vocabulary) -> list[str]:
     """Returns the tokens by id, under the names that MarianTokenizer and the import look for."""
-    tokens = vocabulary.pieces(range(vocabulary.size))
-    for id_, token in enumerate(tokens):
-        code = token.removeprefix(WORD_START)
-        if code.startswith(">>") and code.endswith("<<"):  # of a language
-            tokens[id_] = code
+    tokens = [code_of(token) or token for token in vocabulary.pieces(range(vocabulary.size))]
     tokens[: EOS_ID + 1] = ["<pad>", "<unk>", tokens[BOS_ID], "</s>"]
     return tokens
 
@@ -501,7 +445,6 @@ def _marian_config(model: Transformer) -> dict[str, Any]:
         sizes |= {
             f"{side}_attention_heads": config.num_heads,
             f"{side}_ffn_dim": config.feed_forward_dim,
-            f"{side}_layerdrop": 0.0,
             f"{side}_layers": len(layers),
         }
     return sizes | {
@@ -511,24 +454,18 @@ def _marian_config(model: Transformer) -> dict[str, Any]:
         ),
         "architectures": ["MarianMTModel"],
         "attention_dropout": config.attention_dropout,
-        "bos_token_id": None,
         "d_model": config.model_dim,
         "decoder_start_token_id": BOS_ID,
         "decoder_vocab_size": config.target_size,
         "dropout": config.dropout,
-        "dtype": "float32",
         "eos_token_id": EOS_ID,
         "forced_eos_token_id": EOS_ID,
-        "init_std": 0.02,
-        "is_encoder_decoder": True,
         "max_position_embeddings": _MAX_POSITIONS,
         "model_type": "marian",
         "pad_token_id": PAD_ID,
         "scale_embedding": config.scale_embeddings,
         "share_encoder_decoder_embeddings": config.share_embeddings == "all",
-        "static_position_embeddings": True,
         "tie_word_embeddings": config.share_embeddings != "none",
-        "use_cache": True,
         "vocab_size": config.vocabulary_size,
     }
 

@@ -9,7 +9,7 @@ README.md            the model's card: data, licence, figures, limits
 
 import json
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from keras import ops
@@ -90,7 +90,9 @@ def pack(run: RunDirectory, folder: Path, card: Path, checkpoint: str = "auto") 
     for name, array in arrays.items():
         if not np.isfinite(array).all():
             raise InputError(f"weight {name} is too large for float16; train with a lower rate")
-    origin = {"model": path.name}
+    origin: dict[str, Any] = {"model": path.name}
+    if configs.trained_with is not None:
+        origin["training"] = configs.trained_with
     values = configs._replace(data=None, origin=origin).to_dict()  # no paths of this machine
     text = local_path(card).read_text(encoding="utf-8")
     with writing(f"the model {path}"), atomic_folder(path) as aside:

@@ -17,6 +17,8 @@ from keras_transformer.config import WORD_START
 def any_of(characters: Iterable[str]) -> str:
     """Returns a pattern, of Python and of TensorFlow, that matches one of some characters."""
     codes = sorted(map(ord, characters))
+    if not codes:
+        return r"\b\B"  # which nothing matches
     runs = itertools.groupby(enumerate(codes), lambda place: place[1] - place[0])
     ranges = ([code for _, code in run] for _, run in runs)
     return f"[{''.join(f'{chr(codes[0])}-{chr(codes[-1])}' for codes in ranges)}]"

@@ -50,6 +50,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
     },
     "NormalizerSpec": {
         "name": (1, "string"),
+        "precompiled_charsmap": (2, "bytes"),
         "normalization_rule_tsv": (6, "string"),  # the file that the rules came from
     },
     "Model": {

@@ -69,6 +69,14 @@ class RunConfigs(NamedTuple):
             )
         return self.data
 
+    @property
+    def trained_with(self) -> dict[str, Any] | None:
+        """The options that the weights were trained with; None if they are not known.
+
+        Those of a model of the package are part of its origin.
+        """
+        return self.origin.get("training") if self.data is None else self.training.to_dict()
+
     def search_config(self, changes: Mapping[str, Any] | None = None) -> SearchConfig:
         """Returns how the run searches, with some fields changed.
 

@@ -48,18 +48,9 @@ def shapes(layers, dim, inner, tokens):
 
 def write(tokenizers, folder, *, layers=LAYERS, dim=DIM, inner=INNER, tokens=TOKENS):
     """Writes the model and returns the bytes of its weights; its tokens are never too few."""
-    folder.mkdir(parents=True)
-    for side in ("source", "target"):
-        shutil.copyfile(tokenizers / f"{side}.spm", folder / f"{side}.spm")
     ids = json.loads((tokenizers / "vocab.json").read_text())
     ids |= {f"<more{id_}>": id_ for id_ in range(len(ids), tokens)}
-    (folder / "vocab.json").write_text(json.dumps(ids))
-    sides = {"encoder": layers, "decoder": layers}
-    config = {"model_type": "marian", "d_model": dim, "activation_function": "swish"}
-    config |= {f"{side}_layers": count for side, count in sides.items()}
-    config |= {f"{side}_attention_heads": 8 for side in sides} | {"scale_embedding": True}
-    config |= {"decoder_start_token_id": ids["<pad>"], "num_beams": 4}
-    (folder / "config.json").write_text(json.dumps(config))
+    _write_files(tokenizers, folder, ids, layers, dim, inner, 8, activation_function="swish")
     generator = np.random.default_rng(1)
     tensors = {}
     for name, shape in shapes(layers, dim, inner, len(ids)):
@@ -67,6 +58,63 @@ def write(tokenizers, folder, *, layers=LAYERS, dim=DIM, inner=INNER, tokens=TOK
         tensors[name] = generator.normal(is_gain, 0.05, shape).astype("float32")
     save_file(tensors, folder / "model.safetensors")
     return sum(each.nbytes for each in tensors.values())
+
+
+def write_ending(tokenizers, folder):
+    """Writes a model of one layer with the width and vocabulary of opus-mt-tc-big.
+
+    Its translations end after 3 to 16 tokens. Padding is its last token, and its row is zero.
+    """
+    dim, inner, tokens = 1024, 4096, 65_001
+    names = json.loads((tokenizers / "vocab.json").read_text())
+    names = sorted(names.keys() - {"<pad>"}, key=names.__getitem__)
+    names += [f"<more{number}>" for number in range(len(names), tokens - 1)]
+    ids = {name: id_ for id_, name in enumerate([*names, "<pad>"])}
+    _write_files(tokenizers, folder, ids, 1, dim, inner, 16, activation_function="relu")
+    pad, eos = ids["<pad>"], ids["</s>"]
+    generation = {
+        "decoder_start_token_id": pad, "eos_token_id": eos, "pad_token_id": pad,
+        "forced_eos_token_id": eos, "max_length": 512, "num_beams": 4, "bad_words_ids": [[pad]],
+        "renormalize_logits": True,
+    }  # fmt: skip
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    generator = np.random.default_rng(1)
+    tensors = {}
+    for name, shape in shapes(1, dim, inner, tokens):
+        # Large kernels, for an output that forgets its last token: it would repeat it.
+        scale = 3.5 / shape[-1] ** 0.5 if len(shape) == 2 else 0.05
+        scale = 0.05 if name == "model.shared.weight" else scale
+        tensors[name] = generator.standard_normal(shape, np.float32) * np.float32(scale)
+        tensors[name] += np.float32(name.endswith("norm.weight"))
+    tensors["model.shared.weight"][pad] = 0
+    tensors["model.shared.weight"][eos] *= 1.2
+    tensors["final_logits_bias"][:] = 0
+    tensors["final_logits_bias"][0, eos] = 3.3
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write_files(tokenizers, folder, ids, layers, dim, inner, heads, **options):
+    """Writes all of a model but its weights."""
+    folder.mkdir(parents=True)
+    for side in ("source", "target"):
+        shutil.copyfile(tokenizers / f"{side}.spm", folder / f"{side}.spm")
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    config = {
+        "model_type": "marian", "architectures": ["MarianMTModel"], "d_model": dim,
+        "scale_embedding": True, "vocab_size": len(ids), "decoder_vocab_size": len(ids),
+        "max_position_embeddings": 1024, "pad_token_id": ids["<pad>"], "num_beams": 4,
+        "eos_token_id": ids["</s>"], "forced_eos_token_id": ids["</s>"], "bos_token_id": None,
+        "decoder_start_token_id": ids["<pad>"],
+    }  # fmt: skip
+    for side in ("encoder", "decoder"):
+        config |= {f"{side}_layers": layers, f"{side}_attention_heads": heads}
+        config[f"{side}_ffn_dim"] = inner
+    (folder / "config.json").write_text(json.dumps(config | options))
+    options = {
+        "tokenizer_class": "MarianTokenizer", "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(options))
 
 
 def memory(name):

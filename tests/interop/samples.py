@@ -27,6 +27,7 @@ class Sample(NamedTuple):
 
     model: ForeignModel
     sentences: list[dict[str, Any]]
+    is_long: bool  # whether its sentences are
 
     def ours(self, ids: list[int], side: str) -> list[int]:
         """Returns our ids of theirs, EOS last."""
@@ -58,7 +59,7 @@ def read_sample(sample_model, name: str) -> Sample:
     folder = sample_model(name)
     sample_model("hf_marian")
     sentences = json.loads((folder / "oracle.json").read_text())["sentences"]
-    return Sample(read_model(folder, None, given(folder)), sentences)
+    return Sample(read_model(folder, None, given(folder)), sentences, name == "fairseq_math")
 
 
 def pad(rows: list[list[int]]) -> np.ndarray:

@@ -7,7 +7,8 @@ import pytest
 from fake_hub import COMMIT, NAME, FakeHub
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop import hub, import_run, locate, origin_of, read_model
+from keras_transformer.interop import hub, import_run, read_model
+from keras_transformer.interop.hub import download
 from keras_transformer.serving.model_folder import read_model_card
 
 constants = pytest.importorskip(
@@ -32,7 +33,7 @@ def files(requests):
 
 
 def test_only_needed_files_are_downloaded_once(fake_hub, sample_model, tmp_path, monkeypatch):
-    path = locate(NAME)
+    path = download(NAME)
     expected = {"config.json", "generation_config.json", "model.safetensors", "source.spm",
                 "target.spm", "vocab.json"}  # fmt: skip
     assert {each.name for each in path.iterdir()} == expected
@@ -40,31 +41,30 @@ def test_only_needed_files_are_downloaded_once(fake_hub, sample_model, tmp_path,
     assert set(files(fake_hub.requests)) == expected
     assert path.name == COMMIT
     origin = {"format": "transformers", "model": NAME, "revision": COMMIT}
-    assert origin_of(NAME, path, "transformers") == origin
-    run = import_run(read_model(path), tmp_path / "run", origin)
+    run = import_run(read_model(NAME), tmp_path / "run")
     assert run.configs().origin == origin
 
     fake_hub.requests.clear()
-    assert locate(NAME, revision="v1") == locate(NAME, revision=COMMIT) == path
+    assert download(NAME, revision="v1") == download(NAME, revision=COMMIT) == path
     assert files(fake_hub.requests) == []  # of the same commit all are in the cache
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     fake_hub.requests.clear()
-    assert locate(NAME) == path
+    assert download(NAME) == path
     assert fake_hub.requests == []
-    with pytest.raises(InputError, match=r"some/other is not in the cache .*; unset HF_HUB_OFFL"):
-        locate("some/other")
+    with pytest.raises(InputError, match=r"the cache .* has no config.json of some/other"):
+        download("some/other")
 
 
 def test_pickles_are_downloaded_where_there_are_no_safetensors(fake_hub, sample_model):
     fake_hub.models[NAME] = sample_model("hf_marian_bin")
-    path = locate(NAME)
+    path = download(NAME)
     assert "pytorch_model.bin" in files(fake_hub.requests)
     assert read_model(path).config == read_model(sample_model("hf_marian_bin")).config
 
 
 def test_broken_transfer_is_resumed(fake_hub, sample_model):
     fake_hub.bytes_left = 1000
-    path = locate(NAME)
+    path = download(NAME)
     assert files(fake_hub.requests).count("model.safetensors") >= 2
     expected = (sample_model("hf_marian") / "model.safetensors").read_bytes()
     assert (path / "model.safetensors").read_bytes() == expected
@@ -78,7 +78,7 @@ def test_connection_that_breaks_for_good_is_reported(monkeypatch):
         huggingface_hub, "hf_hub_download", mock.Mock(side_effect=of_http("peer closed\nit"))
     )
     with pytest.raises(InputError, match=r"cannot download config.json of .* \(peer closed it\)"):
-        locate(NAME)
+        download(NAME)
 
 
 def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_path, monkeypatch):
@@ -89,16 +89,15 @@ def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_p
             (tmp_path / name / "config.json").write_text(f'{{"model_type": "{config}"}}')
     for name, revision, message in (
         ("Helsinki-NLP/opus-mt-en-dee", None, "there is no file or folder .*-dee, and no public m"),
-        ("someone/gated", None, "is gated: accept its terms at http.*/someone/gated, and log in"),
-        (NAME, "v9", "has no revision 'v9'; see http.*tree/main"),
+        ("someone/gated", None, "accept the terms of http.*/someone/gated, and log in"),
+        (NAME, "v9", "cannot download config.json of .* Revision Not Found"),
         ("some/bert", None, "model_type is 'bert', and of the models of transformers only"),
-        ("some/empty", None, "some/empty has no config.json, so it is no model of transformers"),
+        ("some/empty", None, "some/empty has no config.json of some/empty"),
         ("some/bare", None, "some/bare has no vocab.json, which a MarianMTModel needs"),
         ("some/--", None, r"cannot download config.json of .*some/--"),
-        (str(tmp_path), "v1", "a revision is of a model on the Hub, and .* is a path; remove it"),
     ):
         with pytest.raises(InputError, match=message) as caught:
-            locate(name, revision)
+            download(name, revision)
         assert "\n" not in str(caught.value)
     assert not {"GET model.safetensors", "GET pytorch_model.bin"} & set(fake_hub.requests)
 
@@ -107,7 +106,7 @@ def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_p
     with pytest.raises(
         InputError, match=r"no file or folder .*http://127.0.0.1:9 cannot be reached"
     ):
-        locate(NAME)
+        download(NAME)
 
 
 def test_mistyped_run_does_not_ask_for_the_package_of_the_hub(monkeypatch):
@@ -115,7 +114,12 @@ def test_mistyped_run_does_not_ask_for_the_package_of_the_hub(monkeypatch):
     with pytest.raises(
         InputError, match=r"no file or folder runs/nmbers; a model of the Hub .*'.\[hub\]'"
     ):
-        locate("runs/nmbers")
+        download("runs/nmbers")
+
+
+def test_revision_of_a_path_is_rejected(tmp_path):
+    with pytest.raises(InputError, match="a revision is of a model on the Hub"):
+        read_model(tmp_path, revision="v1")
 
 
 def test_names_of_the_hub_are_told_from_paths(tmp_path, monkeypatch):

@@ -1,17 +1,18 @@
 """What cannot be imported is refused in one line, and nothing is left of it."""
 
 import json
+import os
+import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop import ctranslate2, fairseq, marian, transformers
-from keras_transformer.interop.marian import model_fields
-from keras_transformer.interop.reading import Options, Tensors
-from keras_transformer.interop.vocabularies import Symbols, word_vocabulary
+from keras_transformer.interop import read_model
+from keras_transformer.interop.reading import read_pytorch
 
 
 @pytest.fixture
@@ -64,6 +65,24 @@ def with_tensors(**changes):
     return change
 
 
+def change_text(path, old, new):
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+class Hostile:
+    """Makes a file where it is unpickled."""
+
+    def __reduce__(self):
+        return os.system, ("touch ran",)
+
+
+def with_hostile_pickle(folder):
+    torch = pytest.importorskip("torch", reason="needs the package torch")
+    torch.save({"model.shared.weight": Hostile()}, folder / "pytorch_model.bin")
+
+
 _NORM = "model.encoder.layers.0.final_layer_norm.weight"
 _VOCABULARIES = "--source_vocabulary={folder}/v.src --target_vocabulary={folder}/v.tgt"
 _OPENNMT_TF = f"{_VOCABULARIES} --num_heads=4"
@@ -82,28 +101,31 @@ CASES = {
         "hf_marian", renamed("model.safetensors", "model.safetensors.index.json"),
         "its weights in several files; join them with transform"),
     "a model that is no list": (
-        "marian_pre_relu", with_text("decoder.yml", "models: model.npz\n"),
-        "decoder.yml is not a list of files; write"),
+        "marian_pre_relu", with_text("decoder.yml", "models: model.npz\n"), "must be a list of"),
     "an empty file": ("hf_marian", with_text("vocab.json", ""), "cannot read"),
     "a configuration that is none": (
         "hf_marian", with_text("config.json", "{"), "is not a JSON file, or a"),
-    "no vocabulary": ("hf_marian", without("vocab.json"), "vocab.json is missing"),
     "no SentencePiece model": ("hf_marian", without("source.spm"), "source.spm is missing"),
     "tokens that are pieces of no SentencePiece model": (
         "ct2_float32", lambda folder: None,
         "are pieces of a SentencePiece model, and there is none"),
-    "no dictionary": ("fairseq_math", without("dict.sym.txt"), "dict.sym.txt is missing; name"),
+    "tokens that are pairs of bytes": (
+        "ct2_int8", lambda folder: change_text(folder / "source_vocabulary.json", '"a"', '"Ġa"'),
+        "are pairs of bytes, which this package does not"),
+    "no dictionary": ("fairseq_math", without("dict.sym.txt"), "not beside it; give"),
     "another vocabulary": (
         "opennmt_tf", with_text("v.src", "<blank>\n<s>\n</s>\na\nb\n"),
         "tokens and its vocabulary 6; give the vocabulary that it was trained with", _OPENNMT_TF),
     "a vocabulary without an end": (
         "opennmt_tf", with_text("v.src", "<blank>\n<s>\na\nb\n"), "lacks </s>", _OPENNMT_TF),
-    "a vocabulary without a start": (
-        "ct2_int8", with_values("config.json", decoder_start_token=None, unk_token=None),
-        "config.json names no unk_token, decoder_start_t"),
+    "no token that starts a translation": (
+        "ct2_int8", with_values("config.json", decoder_start_token=None),
+        "no decoder_start_token"),
+    "a start token beyond the vocabulary": (
+        "hf_marian", with_values("generation_config.json", decoder_start_token_id=778),
+        "the id of start is 778, of 778 tokens"),
     "a factored vocabulary": (
-        "marian_pre_relu", renamed("vocab.src.yml", "v.fsv"),
-        "factored and other vocabularies cannot be imported",
+        "marian_pre_relu", renamed("vocab.src.yml", "v.fsv"), "must be .yml, .json or .spm",
         "--source_vocabulary={folder}/v.fsv --target_vocabulary={folder}/vocab.trg.yml"),
     "a tensor of another size": (
         "hf_marian", with_tensors(**{_NORM: np.ones(31)}), "is 31 instead of 32"),
@@ -120,9 +142,10 @@ CASES = {
         "num_heads"),
     "heads of the sides differ": (
         "hf_marian", with_values("config.json", encoder_attention_heads=2), "heads (2"),
-    "no heads": (
-        "opennmt_tf", lambda folder: None, "--num_heads of keras-transformer import_model (8",
-        _VOCABULARIES),
+    "no heads": ("opennmt_tf", lambda folder: None, "give --num_heads (8", _VOCABULARIES),
+    "an option for other formats": (
+        "ct2_int8", lambda folder: None, "num_heads are not for models of ctranslate2",
+        "--num_heads=4"),
     "another model of transformers": (
         "hf_marian", with_values("config.json", model_type="mbart"), "is 'mbart', and"),
     "norms elsewhere": (
@@ -133,15 +156,20 @@ CASES = {
         "hf_marian", with_values("config.json", activation_function=["relu"]),
         "must be of type str"),
     "files of two formats": (
-        "hf_marian", with_text("model.bin", "1"),
-        "has files of several formats: transformers, ctranslate2; remove the others"),
-    "files of no format": ("hf_marian", without("model.safetensors"), "has files of none of the"),
+        "hf_marian", with_text("model.bin", "1"), "has those of transformers and ctranslate2"),
+    "files of no format": (
+        "hf_marian", without("model.safetensors"), "and has those of none"),
+    "a pickle that runs a program": (
+        "hf_marian_bin", with_hostile_pickle, "is not a file of PyTorch, or a damaged one"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rejected_folders_leave_no_run(case, copy, call, tmp_path):
+def test_rejected_folders_leave_no_run(case, copy, call, tmp_path, monkeypatch):
     name, change, expected, *flags = CASES[case]
+    if name == "fairseq_math":
+        pytest.importorskip("torch", reason="needs the package torch")
+    monkeypatch.chdir(tmp_path)
     folder = copy(name)
     change(folder)
     flags = " ".join(flags).format(folder=folder).split()
@@ -152,116 +180,68 @@ def test_rejected_folders_leave_no_run(case, copy, call, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {name}
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        *((flag, f"{flag.partition('=')[0]} is for ") for flag in
-          ("--num_heads=4", "--source_vocabulary=a --target_vocabulary=b")),
-        ("--source_vocabulary=a", "--source_vocabulary and --target_vocabulary go together"),
-        ("--model=x", "x does not exist; give the folder of a model, or its file"),
-        ("--run_dir=a,b", "a,b has a comma, which separates runs; give another path"),
-    ],
-)  # fmt: skip
-def test_flags_that_do_not_fit_are_rejected(flags, message, copy, call, tmp_path):
-    own = (f"--model={copy('ct2_int8')}", f"--run_dir={tmp_path}/run")
-    error = call("import_model.py", *own, *flags.split()).err
-    assert message in error
-    assert "is for" not in message or "a model of ctranslate2 has its own: remove it" in error
+def test_missing_package_is_named(sample_model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(InputError, match=r"needs the package torch; run pip install '.\[torch\]'"):
+        read_model(sample_model("hf_marian_bin"))
 
 
-def options(values):
-    return Options(values, "config")
+# Models that are no plain Transformers, by their options: one for each way in which a format tells
 
 
-# Models that are no plain Transformers, by their options
+def with_marian_options(**changes):
+    def change(folder):
+        with np.load(folder / "model.npz") as arrays:
+            tensors = dict(arrays)
+        text = tensors["special:model.yml"].tobytes().decode().strip("\0")
+        for name, value in changes.items():
+            name = name.replace("_", "-")
+            text = re.sub(rf"(?m)^{name}:.*\n( .*\n)*", "", text) + f"\n{name}: {value}\n"
+        options = np.frombuffer(text.encode(), "i1")
+        np.savez(folder / "model.npz", **tensors | {"special:model.yml": options})
 
-MARIAN = {
-    "type": "transformer", "enc-depth": "2", "dec-depth": "2", "transformer-heads": "4",
-    "transformer-preprocess": "", "transformer-postprocess": "dan",
-}  # fmt: skip
-FAIRSEQ = {
-    f"{side}_{name}": value
-    for side in ("encoder", "decoder")
-    for name, value in {"layers": 2, "attention_heads": 4, "normalize_before": False}.items()
-} | {"arch": "transformer_iwslt_de_en"}
-CTRANSLATE2 = {
-    "decoder/embeddings/weight": np.zeros([5, 8], np.float32),
-    **{f"{side}/num_heads": np.int32(2) for side in ("encoder", "decoder")},
-    "encoder/layer_0/self_attention/queries_scale": np.float32(0.5),
-}
-# The options of each format, as a function of those that are changed.
-READ = {
-    "marian": lambda changes: model_fields(MARIAN | changes),
-    "fairseq": lambda changes: fairseq._config_fields(options(FAIRSEQ | changes)),
-    "ctranslate2": lambda changes: ctranslate2._options(
-        Tensors(CTRANSLATE2 | changes, "model.bin"), {}
-    ),
-}
-UNSUPPORTED = [  # one for each way in which a format tells
-    ("marian", {"transformer-postprocess": "dhn"}, "transformer-postprocess dhn"),
-    ("marian", {"input-types": ["sequence", "class"]}, "input-types ['sequence', 'class']"),
-    ("marian", {"type": "amun", "ulr": "true", "right-left": "true"},
+    return change
+
+
+def with_fairseq_options(**changes):
+    def change(folder):
+        torch = pytest.importorskip("torch", reason="needs the package torch")
+        state = read_pytorch(folder / "checkpoint_best.pt")
+        vars(state["args"]).update(changes)
+        torch.save(state, folder / "checkpoint_best.pt")
+
+    return change
+
+
+UNSUPPORTED = [
+    ("marian_pre_relu", with_marian_options(transformer_postprocess="dhn"),
+     "transformer-postprocess dhn, norms 'n' before, 'hn' after and 'n' at the end"),
+    ("marian_pre_relu", with_marian_options(input_types="[sequence, class]"),
+     r"input-types \['sequence', 'class'\]"),
+    ("marian_pre_relu", with_marian_options(type="amun", ulr="true", right_left="true"),
      "type amun, ulr true, right-left true"),
-    ("fairseq", {"arch": "fconv_iwslt_de_en"}, "arch fconv_iwslt_de_en"),
-    ("fairseq", {"encoder_normalize_before": True}, "normalize_before True and False"),
-    ("fairseq", {"encoder_langtok": "src", "decoder_langtok": True},
+    ("fairseq_math", with_fairseq_options(arch="fconv_iwslt_de_en"), "arch fconv_iwslt_de_en"),
+    ("fairseq_math", with_fairseq_options(encoder_normalize_before=True),
+     "normalize_before True and False"),
+    ("fairseq_math", with_fairseq_options(encoder_langtok="src", decoder_langtok=True),
      "encoder_langtok, decoder_langtok"),
-    ("ctranslate2", {"decoder/layer_0/attention/queries_scale": np.float32(0.3)},
-     "queries_scale of another head_dim"),
-    ("ctranslate2", {f"{side}/scale_embeddings": np.float32(scale)
-                     for side, scale in (("encoder", 1), ("decoder", 3))},
-     "scale_embeddings 1 and 3"),
+    ("ct2_int8", with_values("config.json", add_source_bos=True), "add_source_bos"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("format_name", "changes", "expected"), UNSUPPORTED)
-def test_unsupported_options_are_named(format_name, changes, expected):
-    READ[format_name]({})
-    with pytest.raises(InputError, match="translate with the model's own toolkit") as error:
-        READ[format_name](changes)
-    assert f"the model has {expected}, which" in str(error.value)
+@pytest.mark.parametrize(("name", "change", "expected"), UNSUPPORTED)
+def test_unsupported_options_are_named(name, change, expected, copy):
+    folder = copy(name)
+    if name == "fairseq_math":
+        pytest.importorskip("torch", reason="needs the package torch")
+    read_model(folder)
+    change(folder)
+    with pytest.raises(InputError, match=f"the model has {expected}, which.*own toolkit"):
+        read_model(folder)
 
 
-@pytest.mark.parametrize(
-    ("options", "changes"),
-    [
-        ({}, {}),
-        ({"normalize": "1", "beam-size": "6"}, {"length_penalty": 1.0, "beam_size": 6}),
-        ({"allow-unk": "true"}, {"forbid_unknown": False}),
-        ({"allow-unk": "false"}, {}),
-    ],
-)
-def test_marian_search_options_are_taken_over(options, changes):
-    usual = {"beam_size": 12, "length_penalty_form": "power", "length_penalty": 0.0}
-    usual |= {"forbid_unknown": True, "min_length": 0, "early_stop": "first"}
-    assert marian.search_fields(options)[0] == usual | changes
-
-
-@pytest.mark.parametrize(
-    ("scale", "is_scaled"),
-    [(None, True), (np.int8(1), True), (np.int8(0), False), (np.float32(8**0.5), True),
-     (np.float32(1), False)],
-)  # fmt: skip
-def test_embedding_scale_of_ctranslate2_is_a_flag_or_the_factor(scale, is_scaled):
-    sides = {} if scale is None else dict.fromkeys(("encoder", "decoder"), scale)
-    changes = {f"{side}/scale_embeddings": value for side, value in sides.items()}
-    assert READ["ctranslate2"](changes)["scale_embeddings"] is is_scaled
-
-
-def test_vocabulary_of_pairs_of_bytes_is_rejected():
-    symbols = Symbols(["<s>", "<pad>", "</s>", "<unk>", "the", "Ġdog"], unk=3, eos=2)
-    with pytest.raises(InputError, match="the tokens of here are pairs of bytes, which this pack"):
-        word_vocabulary(symbols, "here")
-
-
-def test_marianmt_start_token_is_read(tmp_path):
-    tokens = {"</s>": 0, "<unk>": 1, "<pad>": 2, "a": 3}
-    (tmp_path / "vocab.json").write_text(json.dumps(tokens))
-    zero = {"decoder_start_token_id": 0}
-    for config, generation, start in (({}, {}, 2), (zero, {}, 0), ({}, zero, 0)):
-        found, _ = transformers._symbols(tmp_path, options(config), options(generation))
-        assert (found.start, found.order) == (start, [2, 1, start, 0, 3])
-    for start in (-1, 4):
-        with pytest.raises(InputError, match=f"the id of start is {start}, of 4 tokens"):
-            given = options({"decoder_start_token_id": start})
-            transformers._symbols(tmp_path, given, options({}))
+def test_start_token_of_marianmt_is_read(copy):
+    folder = copy("hf_marian")
+    change_text(folder / "generation_config.json", "777", "12")
+    model = read_model(folder)
+    assert (model.source.start, model.source.order[:4]) == (12, [777, 1, 12, 0])

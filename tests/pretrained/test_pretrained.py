@@ -43,8 +43,11 @@ def test_packed_model_is_half_as_large_and_keeps_no_path(packed, trained, run_di
     assert (source.fingerprint, target.fingerprint) == (
         trained[1].fingerprint, trained[2].fingerprint,
     )  # fmt: skip
-    assert configs.origin == {"model": "words", "card": "# Words\n\nLicence: CC0.\n"}
-    assert configs.data is None
+    trained_with = RunDirectory(run_dir).configs().training.to_dict()
+    assert configs.origin == {
+        "model": "words", "card": "# Words\n\nLicence: CC0.\n", "training": trained_with
+    }  # fmt: skip
+    assert configs.data is None and configs.trained_with == trained_with
     for weight, original in zip(model.weights, trained[0].weights, strict=True):
         np.testing.assert_allclose(weight.numpy(), original.numpy(), rtol=1e-3, atol=1e-7)
 
@@ -59,7 +62,7 @@ def test_name_without_slash_is_the_model_in_the_package(packed, words, monkeypat
     translator = Translator.load("words", max_extra_length=5)
     assert translator.translate("two cat").text == f"{words['two']} {words['cat']}"
     for name in ("./words", tmp_path / "words"):
-        with pytest.raises(InputError, match="words has files of none of the known formats"):
+        with pytest.raises(InputError, match=r"words must have the files of one format of .*none"):
             Translator.load(name)
 
 
@@ -78,8 +81,9 @@ def test_unknown_name_lists_the_models(packed):
 
 def test_model_of_the_package_becomes_a_run(packed, trained, tmp_path):
     run = find_model("words").write_run(tmp_path / "run")
-    origin = {"model": "words", "card": "# Words\n\nLicence: CC0.\n"}
-    assert run.configs().origin == origin
+    origin = run.configs().origin
+    assert (origin["model"], origin["card"]) == ("words", "# Words\n\nLicence: CC0.\n")
+    assert run.configs().trained_with == origin["training"]
     description = describe_run(run, "step-0")  # of weights that this run has not trained
     assert description["origin"] == origin
     assert description.keys() == {"checkpoint", "task", "origin"}
