@@ -293,7 +293,7 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _predict(self, version: int, request: Any) -> Any:
-        signature = request["signature_name"]
+        signature = request.get("signature_name", "serving_default")
         inputs = {}
         for name, dtype in self.model.input_types(signature).items():
             kind = {"DT_STRING": str, "DT_FLOAT": float | int}.get(dtype, int)

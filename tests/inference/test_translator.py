@@ -154,9 +154,8 @@ def test_translations_follow_changed_weights(trained):
     table.assign(table[::-1])
     after = translator.translate(_SENTENCES)
     assert after == Translator(model, *vocabularies).translate(_SENTENCES) != before
-    for change in (lambda: model.enable_lora(2), lambda: model.quantize("int8")):
-        change()  # the model has other variables then
-        for variable in model.trainable_variables[-3:]:
-            variable.assign(2 * variable)
-        changed = translator.translate(_SENTENCES)
-        assert changed == Translator(model, *vocabularies).translate(_SENTENCES)
+    model.quantize("int8")  # the model has other variables then
+    for variable in model.trainable_variables[-3:]:
+        variable.assign(2 * variable)
+    changed = translator.translate(_SENTENCES)
+    assert changed == Translator(model, *vocabularies).translate(_SENTENCES)
