@@ -133,9 +133,8 @@ def test_export_answers_as_python_in_a_fresh_process(config, translator, exporte
 @pytest.mark.slow
 @pytest.mark.skipif(native_runtime.missing() is not None, reason=str(native_runtime.missing()))
 def test_c_program_serves_the_export(translator, exported, native_program):
-    signature = native_runtime.read_signature(exported)
-    rows = [[sentence.encode()] for sentence in SENTENCES]
-    found = native_runtime.answer(native_program, signature, rows, [2, 3])
+    columns = {"text": [sentence.encode() for sentence in SENTENCES]}
+    found = native_runtime.answer(native_program, exported, "serving_default", columns, [2, 3])
     ours = translator.translate(SENTENCES)
     assert [[text.decode() for text in row] for row in found["translations"]] == texts_of(ours)
     np.testing.assert_allclose(np.array(found["scores"], np.float32), scores_of(ours), atol=1e-4)

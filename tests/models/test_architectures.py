@@ -127,7 +127,7 @@ def test_half_precision_is_close_to_float32(name, policy, error):
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
 @pytest.mark.parametrize("mode", ["int8", "int4"])
 @variants
-def test_quantized_steps_equal_the_full_pass(name, mode, tmp_path):
+def test_quantized_steps_equal_the_full_pass(name, mode):
     model = random_model(CONFIGS[name].replace(share_embeddings="none", output_bias=True))
     exact = logits_of(model)
     model.quantize(mode)
@@ -135,10 +135,6 @@ def test_quantized_steps_equal_the_full_pass(name, mode, tmp_path):
     error = np.abs(full - exact)[is_real].max()
     assert 0 < error < {"int8": 0.2, "int4": 1.0}[mode] * exact.std()
     np.testing.assert_allclose(steps_of(model)[0][is_real], full[is_real], rtol=0, atol=1e-5)
-    model.save(tmp_path / "model.keras")
-    np.testing.assert_array_equal(
-        logits_of(keras.saving.load_model(tmp_path / "model.keras")), full
-    )
 
 
 @every_case
