@@ -77,8 +77,7 @@ def read_model(
             raise InputError(f"{name} are not for models of {format_name}; remove the option")
     foreign = format.read(path, options)
     origin = {"format": format_name, "model": str(model) if is_on_hub else path.resolve().name}
-    if is_on_hub:
-        origin["revision"] = path.name
+    origin |= {"revision": path.name} if is_on_hub else {}
     is_tokenized = kind_of(foreign.vocabularies[0]) == "word"
     notes = [*foreign.notes, *([_TOKENIZED] if is_tokenized else [])]
     return dataclasses.replace(foreign, origin=origin, notes=notes)

@@ -13,7 +13,6 @@ import mmap
 import pathlib
 import pickle
 import reprlib
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
@@ -164,9 +163,8 @@ def reading(path: pathlib.Path, kind: str, *errors: type[Exception]) -> Iterator
         kind: what it should be, such as "an .npz file".
         *errors: what the block raises then, besides the errors that files of all kinds raise.
     """
-    kinds: tuple[type[Exception], ...] = (
-        OSError, ValueError, EOFError, MemoryError, RuntimeError, struct.error, *errors
-    )  # fmt: skip
+    usual = (OSError, ValueError, EOFError, MemoryError, RuntimeError)
+    kinds: tuple[type[Exception], ...] = (*usual, *errors)
     try:
         yield
     except kinds as error:
@@ -217,10 +215,16 @@ def read_json(path: pathlib.Path, kind: type = dict) -> Any:
 def read_safetensors(path: pathlib.Path) -> Tensors:
     """Returns the tensors of a safetensors file; each is read when it is used."""
     map_file(path)
-    with reading(path, "a safetensors file", SafetensorError):
-        file = safe_open(path, framework="numpy")
-        names = file.keys()
-    return Tensors({name: functools.partial(file.get_tensor, name) for name in names}, str(path))
+    check = functools.partial(reading, path, "a safetensors file", SafetensorError)
+
+    def read(name: str) -> Array:
+        # Opened anew for each: what is mapped counts as memory until it is closed.
+        with check(), safe_open(path, framework="numpy") as file:
+            return cast(Array, file.get_tensor(name))
+
+    with check(), safe_open(path, framework="numpy") as file:
+        names = [*file.keys()]
+    return Tensors({name: functools.partial(read, name) for name in names}, str(path))
 
 
 def read_pytorch(path: pathlib.Path) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def main(tokenizers, folder, num_sentences=NUM_SENTENCES):
         found[f"{part}_seconds"] = sum(os.times()[:4]) - start  # of child processes too
         start = sum(os.times()[:4])
 
-    run = import_run(read_model(folder / "model"), folder / "run", {})
+    run = import_run(read_model(folder / "model"), folder / "run")
     note("import")
     found["import_peak_mb"] = (memory("VmHWM") - before) / 1e6
     search = run.configs().search_config({"max_extra_length": 0})
