@@ -58,7 +58,7 @@ def test_every_extra_that_a_message_names_exists():
         for text in sources
         for name in re.findall(r"(?:needs_extra\(\"|keras-seq2seq\[)(\w+)[\"\]]", text)
     }
-    assert {"client", "serving", "datasets", "beam", "ctranslate2", "plot"} <= named
+    assert {"client", "serving", "datasets", "ctranslate2", "plot"} <= named
     assert named <= set(extras)
 
 

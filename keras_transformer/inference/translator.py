@@ -48,6 +48,7 @@ from keras_transformer.search import Hypotheses
 from keras_transformer.search.model_search import max_lengths, search_model
 from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
+from keras_transformer.text.normalization import NOTHING_VISIBLE
 from keras_transformer.text.tokenizer import with_eos
 
 
@@ -415,6 +416,7 @@ class ModelTranslator(BatchTranslator):
 
 def _has_other_code(text: Tensor, codes: Sequence[str]) -> Tensor:
     """Which texts begin with a language code that is none of `codes`, bool [B]."""
+    text = tf.strings.regex_replace(text, f"^{NOTHING_VISIBLE}", "")
     code = tf.strings.regex_replace(text, f"(?s)^{LANGUAGE_CODE}.*", r"\1")
     is_known = tf.reduce_any(code[:, None] == tf.constant(codes), axis=1)
     return tf.strings.regex_full_match(text, f"(?s){LANGUAGE_CODE}.*") & ~is_known

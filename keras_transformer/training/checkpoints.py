@@ -215,12 +215,15 @@ class Checkpoints:
         with writing(f"checkpoint {name} to {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
             with temporary_folder(self.folder) as aside:
-                path, content = aside / "arrays", safetensors.numpy.save(dict(arrays))
-                path.write_bytes(content)
+                path = aside / "arrays"
+                try:
+                    safetensors.numpy.save_file(dict(arrays), path)  # holds no copy of the file
+                except safetensors.SafetensorError as error:
+                    raise OSError(None, str(error)) from error
                 sync(path)
+                digest = sha256([path])
                 for replaced in (AVERAGE, name):  # no average is older than the newest checkpoint
                     self.drop(replaced)
-                digest = hashlib.sha256(content).hexdigest()
                 self._update_manifest(step, metrics, **{name: digest})
                 os.replace(path, self.path(name))
 
