@@ -33,7 +33,7 @@ from keras_transformer.text import Vocabulary
 _FORMAT = 5
 _MANIFEST = "manifest.json"
 _SIDES = ("source", "target")
-_CHUNK_PAIRS = 2_000  # in memory at once
+_CHUNK_PAIRS = 500  # in memory at once
 
 
 def cached_corpus(
