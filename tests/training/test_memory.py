@@ -31,8 +31,7 @@ if __name__ == "__main__":
 # 400 lines each of German, French and English.
 NEWS = pathlib.Path(__file__).parents[1] / "data" / "text" / "newstest2014.gz"
 # What tokenization and two epochs may take beside TensorFlow, plan and mapped pages included. The
-# small corpus took 11 MB and the large one 31 MB; with processes of its own, an earlier tokenization
-# took 68 and 66 MB.
+# small corpus took 11 MB and the large one 31 MB; an earlier tokenization took 68 and 66 MB.
 PAIRS = 60_000
 ALLOWED_MEGABYTES = 45
 
