@@ -46,7 +46,7 @@ def machine() -> str:
 
 
 def _describe_gpus() -> str:
-    """Returns what the NVIDIA driver states of its GPUs; nothing without one."""
+    """Returns the NVIDIA driver's description of its GPUs, an empty text without a driver."""
     return "".join(path.read_text() for path in sorted(NVIDIA_DRIVER.glob("gpus/*/information")))
 
 
