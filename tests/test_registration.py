@@ -7,7 +7,8 @@ import pytest
 from keras_transformer import SmoothedCrossEntropy, TokenAccuracy, Transformer, TransformerConfig
 from keras_transformer.layers import TokenEmbedding
 
-IDS = np.array([[5, 6, 3, 0], [8, 3, 0, 0]])
+SOURCE = np.array([[5, 6, 3, 0], [8, 3, 0, 0]])
+TARGET = np.array([[2, 5, 6, 0], [2, 8, 0, 0]])  # the labels, here the source, shifted right
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +18,7 @@ def folder(tmp_path_factory):
     sizes = dict(num_layers=1, model_dim=8, feed_forward_dim=8, num_heads=2)
     model = Transformer(TransformerConfig.preset("tiny", vocabulary_size=9, **sizes))
     model.compile("adam", SmoothedCrossEntropy(0.1), metrics=[TokenAccuracy()])
-    model.fit({"source": IDS, "target": IDS}, IDS, verbose=0)
+    model.fit({"source": SOURCE, "target": TARGET}, SOURCE, verbose=0)
     model.save(folder / "model.keras")
     ids = keras.Input((None,), dtype="int32")
     keras.Model(ids, TokenEmbedding(9, 4)(ids)).save(folder / "layers.keras")
