@@ -28,11 +28,10 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import safetensors
-import safetensors.numpy
 import tensorflow as tf
 
 from keras_transformer.errors import InputError, writing
-from keras_transformer.files import sha256, sync, temporary_folder, write_atomically
+from keras_transformer.files import file_identity, sync, temporary_folder, write_atomically
 from keras_transformer.tasks import Metric
 
 Variable = Any  # keras.Variable or tf.Variable, also a mirrored one
@@ -40,6 +39,17 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 AVERAGE = "average"
 START = "step-0"  # weights that a run begins with, without an optimizer
+# Names of dtypes in safetensors files.
+_DTYPES = {
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+    "int32": "I32",
+    "int64": "I64",
+    "uint32": "U32",
+    "bool": "BOOL",
+}
 
 
 class DamagedError(InputError):
@@ -148,7 +158,7 @@ class Checkpoints:
 
     def digest(self, name: str) -> str:
         """Returns the SHA-256 of a checkpoint's file."""
-        return sha256([self.path(name)])
+        return str(file_identity(self.path(name))["sha256"])
 
     def dev_metrics(self) -> dict[int, dict[str, float]]:
         """Returns the metrics of the dev set by step, in the order of the steps."""
@@ -176,14 +186,8 @@ class Checkpoints:
         Raises:
             InputError: a weight is not finite, or the disk full; the earlier checkpoints stay.
         """
-        arrays = _read_variables(_training_variables(model, average_weights, extra))
-        for name, array in arrays.items():
-            if name.startswith(("weights/", "average_weights/")) and not np.isfinite(array).all():
-                raise InputError(
-                    f"{name} is not finite after step {step}, so no checkpoint was written; train "
-                    "another run with a lower learning_rate or clip_norm"
-                )
-        self._write(f"step-{step}", arrays, step, metrics)
+        variables = _training_variables(model, average_weights, extra)
+        self._write(f"step-{step}", variables, step, metrics)
         # Later checkpoints are damaged ones, and are rewritten.
         steps = [other for other in self.steps() if other <= step]
         regular = [other for other in steps if self.is_regular(other)]
@@ -195,7 +199,7 @@ class Checkpoints:
     def save_weights(self, model: keras.Model, name: str = AVERAGE) -> None:
         """Writes the model's weights, and nothing else, as a checkpoint."""
         weights = by_name(model, model.weights)
-        self._write(name, _read_variables({f"weights/{path}": x for path, x in weights.items()}))
+        self._write(name, {f"weights/{path}": weight for path, weight in weights.items()})
 
     def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds the metrics of the dev set at a step to the manifest."""
@@ -208,7 +212,7 @@ class Checkpoints:
     def _write(
         self,
         name: str,
-        arrays: Arrays,
+        variables: Mapping[str, Variable],
         step: int | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
@@ -216,12 +220,8 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             with temporary_folder(self.folder) as aside:
                 path = aside / "arrays"
-                try:
-                    safetensors.numpy.save_file(dict(arrays), path)  # holds no copy of the file
-                except safetensors.SafetensorError as error:
-                    raise OSError(None, str(error)) from error
+                digest = _write_arrays(path, variables, step)
                 sync(path)
-                digest = sha256([path])
                 for replaced in (AVERAGE, name):  # no average is older than the newest checkpoint
                     self.drop(replaced)
                 self._update_manifest(step, metrics, **{name: digest})
@@ -284,11 +284,11 @@ class Checkpoints:
         if not path.exists():
             raise InputError(f"no checkpoint {name} in {self.folder}; name another one")
         try:
-            content = path.read_bytes()
-            digest = hashlib.sha256(content).hexdigest()
+            digest = self.digest(name)
             if digest != self._manifest()["sha256"].get(name, digest):
                 raise DamagedError(f"{path} is damaged: its SHA-256 is not that of the manifest")
-            return safetensors.numpy.load(content)
+            with safetensors.safe_open(path, framework="numpy") as file:
+                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (OSError, safetensors.SafetensorError) as error:
             raise DamagedError(f"{path} is damaged ({error})") from error
 
@@ -403,8 +403,44 @@ def _training_variables(
     return {f"{group}/{name}": x for group, named in groups.items() for name, x in named.items()}
 
 
-def _read_variables(variables: Mapping[str, Variable]) -> dict[str, npt.NDArray[Any]]:
-    return {name: np.asarray(value_of(each).numpy()) for name, each in variables.items()}
+def _write_arrays(path: pathlib.Path, variables: Mapping[str, Variable], step: int | None) -> str:
+    """Writes a safetensors file of variables; holds the copy of one of them at a time.
+
+    Returns:
+        The file's SHA-256.
+
+    Raises:
+        InputError: a weight is not finite after `step`; None means that it is not checked.
+    """
+    tensors = {name: value_of(variable) for name, variable in variables.items()}
+    # The widest numbers come first, so that all begin at a multiple of their width.
+    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.size, name))
+    header, end = {}, 0
+    for name in names:
+        shape, dtype = tensors[name].shape.as_list(), tensors[name].dtype
+        begin, end = end, end + math.prod(shape) * dtype.size
+        header[name] = {"dtype": _DTYPES[dtype.name], "shape": shape, "data_offsets": [begin, end]}
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+
+        def write(part: Any) -> None:
+            file.write(part)
+            digest.update(part)
+
+        write(len(head).to_bytes(8, "little") + head)
+        for name in names:
+            array = np.asarray(tensors[name].numpy())
+            is_weight = name.startswith(("weights/", "average_weights/"))
+            if step is not None and is_weight and not np.isfinite(array).all():
+                raise InputError(
+                    f"{name} is not finite after step {step}, so no checkpoint was written; train "
+                    "another run with a lower learning_rate or clip_norm"
+                )
+            write(array.reshape(-1).view(np.uint8))
+    return digest.hexdigest()
 
 
 def _weights(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
