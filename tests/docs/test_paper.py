@@ -1,9 +1,10 @@
-"""docs/explanation/paper.md: its objects exist, and formulas equal float64 NumPy.
+"""docs/explanation/paper.md: its objects exist, and formulas equal float64 NumPy; the notebook.
 
 A formula is a function that returns what a layer gives and what NumPy gives, at the sizes of the
 paper's base model. Their names are in the page's column of tests.
 """
 
+import json
 import pathlib
 import re
 import runpy
@@ -333,3 +334,14 @@ def test_rows_name_objects_and_tests_that_exist():
         assert any(file.startswith("tests") for file in files), row
     named = {name for name, _, file in paper["LINK"].findall(text) if "test_paper" in file}
     assert {formula.__name__ for formula in FORMULAS} <= named
+
+
+def test_notebook_is_that_of_the_example():
+    notebook = runpy.run_path(str(ROOT / "scripts" / "notebook.py"))
+    example = notebook["EXAMPLE"]
+    shown = example.with_suffix(".ipynb").read_text("utf-8")
+    assert shown == notebook["make_notebook"](example.read_text("utf-8")), "run scripts/notebook.py"
+    cells = [cell for cell in json.loads(shown)["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) > 12
+    for cell in cells:
+        compile("".join(cell["source"]), "cell", "exec")
