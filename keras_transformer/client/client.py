@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from typing_extensions import Self
 
-from keras_transformer.client.transport import (
-    Certificates,
-    ModelName,
-    RequestError,
-    ServingError,
-)
+from keras_transformer.client.transport import Certificates, ModelName, ServingError
 from keras_transformer.errors import InputError, check_choice, check_unicode, needs_extra
 from keras_transformer.files import local_path
 from keras_transformer.results import Result
@@ -35,18 +30,12 @@ if TYPE_CHECKING:
 
 Reply = TypeVar("Reply")  # to a request without sentences, too
 
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_LOOPBACK = ("localhost:", "127.0.0.1:", "[::1]:")
 # A model server takes more, but gRPC proxies take 4 MiB by default, and nginx 1 MiB over REST.
 _REQUEST_BYTES = 1_000_000
 # The pause before a retry doubles from one to the next, minus up to half of it at random.
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 5.0
 _RETRYABLE = ("UNAVAILABLE", "RESOURCE_EXHAUSTED")  # the server is starting, or its queue is full
-_ADVICE = {
-    "UNAVAILABLE": "is it running, and is this its port for that protocol and for TLS?",
-    "RESOURCE_EXHAUSTED": "send fewer requests at once, or try later",
-    "DEADLINE_EXCEEDED": "raise the timeout, or send fewer sentences at once",
-    "NOT_FOUND": "check the name and the version of the model",
-}
 
 
 class Client(SentenceTranslator):
@@ -72,8 +61,7 @@ class Client(SentenceTranslator):
         client_certificate: a PEM file with the client's certificate chain, for mutual TLS.
         client_key: a PEM file with its private key, unencrypted.
         headers: HTTP headers, or gRPC metadata, of every request, such as
-            {"authorization": "Bearer ..."}, which is sent by TLS or to this machine only; others
-            may cross the network in clear text.
+            {"authorization": "Bearer ..."}, which is sent by TLS or to this machine only.
 
     Raises:
         InputError: an argument is invalid, or a certificate does not exist.
@@ -103,29 +91,23 @@ class Client(SentenceTranslator):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         check_choice("protocol", protocol, ("grpc", "rest"))
-        for name, value, minimum in (
-            ("retries", retries, 0),
-            ("batch_size", batch_size, 1),
-            ("requests_in_flight", requests_in_flight, 1),
-            ("timeout_s", timeout_s, 0.001),
+        for name, value in (
+            ("batch_size", batch_size),
+            ("requests_in_flight", requests_in_flight),
+            ("timeout_s", timeout_s),
         ):
-            if not value >= minimum:
-                raise InputError(f"{name} must be at least {minimum}, got {value}")
-        for name, text in (("model", model), ("label", label or "")):
-            check_unicode(name, text)
+            if not value > 0:
+                raise InputError(f"{name} must be positive, got {value}")
+        check_unicode("model", model)
         if version is not None and label is not None:
             raise InputError(f"give version {version} or label {label!r}, not both")
         self._timeout_s = timeout_s
         self._retries = retries
         self.batch_size = batch_size
         self._server = f"{protocol} server at {address}"
-        self._transport = _connect(
-            protocol,
-            address,
-            ModelName(model, version, label),
-            _find_files(tls, root_certificates, client_certificate, client_key),
-            headers or {},
-        )
+        files = _find_files(tls, root_certificates, client_certificate, client_key)
+        where = ModelName(model, version, label)
+        self._transport = _connect(protocol, address, where, files, headers or {})
         self._threads = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
 
     def close(self) -> None:
@@ -206,18 +188,16 @@ class Client(SentenceTranslator):
         for attempt in itertools.count():
             try:
                 return send(self._timeout_s - (time.monotonic() - start))
-            except RequestError as error:
+            except ServingError as error:
                 failure = error
             pause_s = min(_FIRST_PAUSE_S * 2**attempt, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)
             seconds = time.monotonic() - start
-            is_last = attempt == self._retries or seconds + pause_s > self._timeout_s
+            is_last = attempt >= self._retries or seconds + pause_s > self._timeout_s
             if failure.code not in _RETRYABLE or is_last:
                 break
             time.sleep(pause_s)
-        details = [" ".join(failure.details.split())[:300], _ADVICE.get(failure.code, "")]
         raise ServingError(
-            f"{failure.code} from the {self._server} after {seconds:.1f} s: "
-            f"{'; '.join(filter(None, details))}",
+            f"{failure.code} from the {self._server} after {seconds:.1f} s: {str(failure)[:300]}",
             failure.code,
             sorted(rows),
         ) from failure
@@ -225,15 +205,15 @@ class Client(SentenceTranslator):
 
 def _find_files(tls: bool, *files: str | os.PathLike[str] | None) -> Certificates | None:
     """Returns the paths of existing certificates, or None without TLS."""
-    root, certificate, key = (None if file is None else str(local_path(file)) for file in files)
-    if not tls and (root or certificate or key):
+    paths = Certificates(*(None if file is None else str(local_path(file)) for file in files))
+    if not tls and any(paths):
         raise InputError("certificates need TLS; turn on tls, or remove them")
-    if (certificate is None) != (key is None):
+    if (paths.chain is None) != (paths.key is None):
         raise InputError("give client_certificate and client_key together, or neither")
-    for path in filter(None, (root, certificate, key)):
+    for path in filter(None, paths):
         if not os.path.isfile(path):
             raise InputError(f"there is no certificate {path}")
-    return (root, certificate, key) if tls else None
+    return paths if tls else None
 
 
 def _connect(
@@ -244,8 +224,9 @@ def _connect(
     headers: Mapping[str, str],
 ) -> "GrpcTransport | RestTransport":
     """Returns a connection; a server that is down shows at the first request only."""
-    parts = re.fullmatch(r"(dns://[^/\s]*/)?(\[[\da-fA-F:]+\]|[\w.-]+):\d+", address, re.ASCII)
-    if parts is None or (parts[1] and protocol == "rest"):
+    is_dns = address.startswith("dns:///") and protocol == "grpc"
+    host = address.removeprefix("dns:///") if is_dns else address
+    if not re.fullmatch(r"(\[[\da-fA-F:]+\]|[\w.-]+):\d+", host, re.ASCII):
         raise InputError(
             "the address of a model server must be host:port, such as localhost:8500, or over "
             f"gRPC dns:///host:port, got {address!r}"
@@ -253,8 +234,8 @@ def _connect(
     for name, value in headers.items():
         if not re.fullmatch(r"[\w.-]+", name, re.ASCII) or not re.fullmatch("[ -~]+", value):
             raise InputError(f"the header {name!r} must have a name and a value, in ASCII")
-        is_here = parts[1] in (None, "dns:///") and parts[2] in _LOOPBACK
-        if name.lower() == "authorization" and certificates is None and not is_here:
+        is_clear = certificates is None and not host.startswith(_LOOPBACK)
+        if name.lower() == "authorization" and is_clear:
             raise InputError(f"the header {name} would be sent to {address} in clear text; use TLS")
     headers = {name.lower(): value for name, value in headers.items()}
     with needs_extra("client"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from keras_transformer.client.messages import MESSAGES
-from keras_transformer.client.transport import Certificates, ModelName, RequestError
+from keras_transformer.client.transport import Certificates, ModelName, ServingError
+from keras_transformer.protobuf import message_classes
 from keras_transformer.sentences import InputValues
 
 _OPTIONS: list[tuple[str, Any]] = [
@@ -30,12 +30,52 @@ _TYPES = {
     "DT_BOOL": (10, "bool_val", "b"),
 }
 _BY_NUMBER = {number: (name, field, code) for name, (number, field, code) in _TYPES.items()}
+# Of TensorFlow Serving, under its numbers.
+_MESSAGES = message_classes(
+    "serving",
+    {
+        "Version": {"value": (1, "int64")},
+        "ModelSpec": {
+            "name": (1, "string"),
+            "version": (2, "Version"),
+            "signature_name": (3, "string"),
+            "version_label": (4, "string"),
+        },
+        "Dim": {"size": (1, "int64")},
+        "TensorShape": {"dim": (2, "Dim*")},
+        "Tensor": {
+            "dtype": (1, "int32"),
+            "tensor_shape": (2, "TensorShape"),
+            "tensor_content": (4, "bytes"),
+            "float_val": (5, "float*"),
+            "int_val": (7, "int32*"),
+            "string_val": (8, "bytes*"),
+            "int64_val": (10, "int64*"),
+            "bool_val": (11, "bool*"),
+        },
+        "NamedTensor": {"key": (1, "string"), "value": (2, "Tensor")},
+        "PredictRequest": {"model_spec": (1, "ModelSpec"), "inputs": (2, "NamedTensor*")},
+        "PredictResponse": {"outputs": (1, "NamedTensor*")},
+        "GetModelMetadataRequest": {
+            "model_spec": (1, "ModelSpec"),
+            "metadata_field": (2, "string*"),
+        },
+        "GetModelMetadataResponse": {"metadata": (2, "Metadata*")},
+        "Metadata": {"key": (1, "string"), "value": (2, "Any")},
+        "Any": {"value": (2, "SignatureMap")},  # of the metadata "signature_def"
+        "SignatureMap": {"signature_def": (1, "NamedSignature*")},
+        "NamedSignature": {"key": (1, "string"), "value": (2, "Signature")},
+        "Signature": {"inputs": (1, "NamedInfo*")},
+        "NamedInfo": {"key": (1, "string"), "value": (2, "TensorInfo")},
+        "TensorInfo": {"dtype": (2, "int32")},
+    },
+)
 
 
 class GrpcTransport:
     """A channel to a model, which connects at the first request; thread-safe.
 
-    Requests raise `RequestError`.
+    Requests raise `ServingError`.
 
     Args:
         address: a target of gRPC; the addresses of one with "dns:" take turns.
@@ -58,32 +98,22 @@ class GrpcTransport:
             root, chain, key = (path and pathlib.Path(path).read_bytes() for path in certificates)
             credentials = grpc.ssl_channel_credentials(root, key, chain)
             self._channel = grpc.secure_channel(address, credentials, options)
-        self._model = MESSAGES["ModelSpec"](name=model.name, version_label=model.label or "")
-        if model.version is not None:
-            self._model.version.value = model.version
+        version = None if model.version is None else {"value": model.version}
+        self._model = {"name": model.name, "version": version, "version_label": model.label}
         self._metadata = tuple(headers.items())
 
     def predict(
         self, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
     ) -> Mapping[str, Any]:
         """Returns the outputs of a signature by name, as nested lists with text as str."""
-        request = MESSAGES["PredictRequest"](model_spec=self._model)
-        request.model_spec.signature_name = signature
-        for name, (values, dtype) in inputs.items():
-            tensor = request.inputs.add(key=name).value
-            tensor.dtype, field, _ = _TYPES[dtype]
-            tensor.tensor_shape.dim.add(size=len(values))
-            getattr(tensor, field).extend(
-                value.encode() if isinstance(value, str) else value for value in values
-            )
-        answer = self._call("Predict", request, timeout_s)
+        request = {"model_spec": self._model | {"signature_name": signature}}
+        tensors = [{"key": name, "value": _tensor(values)} for name, values in inputs.items()]
+        answer = self._call("Predict", request | {"inputs": tensors}, timeout_s)
         return {output.key: _values(output.value) for output in answer.outputs}
 
     def signatures(self, timeout_s: float) -> dict[str, dict[str, str]]:
         """Returns for each signature the `tensorflow.DataType` of each of its inputs."""
-        request = MESSAGES["GetModelMetadataRequest"](
-            model_spec=self._model, metadata_field=["signature_def"]
-        )
+        request = {"model_spec": self._model, "metadata_field": ["signature_def"]}
         answer = self._call("GetModelMetadata", request, timeout_s)
         return {
             signature.key: {
@@ -96,19 +126,27 @@ class GrpcTransport:
     def close(self) -> None:
         self._channel.close()
 
-    def _call(self, method: str, request: Any, timeout_s: float) -> Any:
+    def _call(self, method: str, request: Mapping[str, Any], timeout_s: float) -> Any:
         call = self._channel.unary_unary(
             f"/tensorflow.serving.PredictionService/{method}",
-            request_serializer=MESSAGES[f"{method}Request"].SerializeToString,
-            response_deserializer=MESSAGES[f"{method}Response"].FromString,
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=_MESSAGES[f"{method}Response"].FromString,
         )
+        message = _MESSAGES[f"{method}Request"](**request)
         try:
-            return call(request, timeout=timeout_s, metadata=self._metadata)
+            return call(message, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             code, details = error.code().name, error.details() or ""
             if "larger than max" in details:
                 code = "INVALID_ARGUMENT"  # another attempt would be as large
-            raise RequestError(code, details) from error
+            raise ServingError(details, code) from error
+
+
+def _tensor(inputs: InputValues) -> dict[str, Any]:
+    """Returns the fields of a tensor with a value for each sentence."""
+    number, field, _ = _TYPES[inputs.dtype]
+    values = [value.encode() if isinstance(value, str) else value for value in inputs.values]
+    return {"dtype": number, "tensor_shape": {"dim": [{"size": len(values)}]}, field: values}
 
 
 def _values(tensor: Any) -> Any:

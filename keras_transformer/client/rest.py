@@ -7,7 +7,7 @@ from typing import Any
 
 import urllib3
 
-from keras_transformer.client.transport import Certificates, ModelName, RequestError
+from keras_transformer.client.transport import Certificates, ModelName, ServingError
 from keras_transformer.sentences import InputValues
 
 # The server's mapping of gRPC codes to HTTP statuses, inverted.
@@ -45,10 +45,13 @@ class RestTransport:
         if certificates is None:
             self._pool = urllib3.connection_from_url(f"http://{address}", maxsize=_MAX_IDLE)
         else:
-            names = ("ca_certs", "cert_file", "key_file")
-            files: dict[str, Any] = dict(zip(names, certificates, strict=True))
+            root, chain, key = certificates
             self._pool = urllib3.connection_from_url(
-                f"https://{address}", maxsize=_MAX_IDLE, **files
+                f"https://{address}",
+                maxsize=_MAX_IDLE,
+                ca_certs=root,
+                cert_file=chain,
+                key_file=key,
             )
 
     def predict(
@@ -86,9 +89,9 @@ class RestTransport:
                 timeout=urllib3.Timeout(total=max(timeout_s, 1e-3)),
             )
         except urllib3.exceptions.ReadTimeoutError as error:
-            raise RequestError("DEADLINE_EXCEEDED", "") from error
+            raise ServingError("", "DEADLINE_EXCEEDED") from error
         except urllib3.exceptions.HTTPError as error:
-            raise RequestError("UNAVAILABLE", str(error.__cause__ or error)) from error
+            raise ServingError(str(error.__cause__ or error), "UNAVAILABLE") from error
         text = response.data.decode("utf-8", "replace")
         try:
             answer = json.loads(text)
@@ -96,5 +99,5 @@ class RestTransport:
             answer = None
         if response.status == 200 and isinstance(answer, dict):
             return answer
-        details = f"HTTP status {response.status}: {text}"
-        raise RequestError(_CODES.get(response.status, "UNKNOWN"), details)
+        code = _CODES.get(response.status, "UNKNOWN")
+        raise ServingError(f"HTTP status {response.status}: {text}", code)

@@ -1,4 +1,4 @@
-"""What the gRPC and REST transports share: the model that they ask, and errors."""
+"""What the gRPC and REST transports share: the model that they ask, and the error of a request."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -21,22 +21,17 @@ class ServingError(InputError):
         self.rows = tuple(rows)
 
 
-class RequestError(Exception):
-    """A request failed with the name of a gRPC status, and details of the server or the network."""
-
-    def __init__(self, code: str, details: str) -> None:
-        super().__init__(code, details)
-        self.code = code
-        self.details = details
-
-
 class ModelName(NamedTuple):
     """A model on a server; the latest version if neither a version nor a label is given."""
 
     name: str
-    version: int | None = None
-    label: str | None = None
+    version: int | None
+    label: str | None
 
 
-# Paths of PEM files for TLS: authorities to trust, the certificate chain of the client, its key.
-Certificates = tuple[str | None, str | None, str | None]
+class Certificates(NamedTuple):
+    """Paths of PEM files for TLS: authorities to trust, and the client's chain and key."""
+
+    root: str | None
+    chain: str | None
+    key: str | None

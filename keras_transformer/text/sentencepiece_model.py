@@ -1,8 +1,6 @@
 """The file of a SentencePiece model, a protocol buffer: its fields, and models made of pieces.
 
-The classes that ship with sentencepiece reject older protobuf libraries, such as those that
-TensorFlow requires on some Python versions. These declare the fields that this package uses, and
-preserve all others.
+The fields are those that this package uses; the others of a file are preserved.
 """
 
 import functools
@@ -10,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import sentencepiece
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from keras_transformer.protobuf import Fields, message_classes
 
 RESERVED_IDS = (PAD_ID, UNK_ID, BOS_ID, EOS_ID)
 RESERVED_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")  # SentencePiece's names
@@ -32,8 +30,7 @@ def rounded(score: float) -> float:
     return round(score / _FINE_SCORE_STEP) * _FINE_SCORE_STEP
 
 
-# By message: the names of fields with number and type, and the default where it is not 0.
-_MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
+_MESSAGES: dict[str, Fields] = {
     "Piece": {"piece": (1, "string"), "score": (2, "float"), "type": (3, "int32", "1")},
     "TrainerSpec": {
         "model_type": (3, "int32", "1"),  # 1 unigram, 2 BPE, 3 words, 4 characters
@@ -54,7 +51,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
         "normalization_rule_tsv": (6, "string"),  # the file that the rules came from
     },
     "Model": {
-        "pieces": (1, "Piece"),
+        "pieces": (1, "Piece*"),
         "trainer_spec": (2, "TrainerSpec"),
         "normalizer_spec": (3, "NormalizerSpec"),
         "self_test_data": (4, "bytes"),
@@ -69,23 +66,7 @@ _MESSAGES: dict[str, dict[str, tuple[int, str] | tuple[int, str, str]]] = {
 @functools.cache
 def model_message() -> Any:
     """Returns the class of a SentencePiece model's protocol buffer."""
-    package = "keras_transformer_sentencepiece"
-    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package)
-    for name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for field_name, (number, kind, *default) in fields.items():
-            field = message.field.add(name=field_name, number=number)
-            is_list = field_name == "pieces"
-            field.label = field.LABEL_REPEATED if is_list else field.LABEL_OPTIONAL
-            if kind in _MESSAGES:
-                field.type, field.type_name = field.TYPE_MESSAGE, f".{package}.{kind}"
-            else:
-                field.type = getattr(field, f"TYPE_{kind.upper()}")
-            if default:
-                field.default_value = default[0]
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.Model"))
+    return message_classes("sentencepiece", _MESSAGES)["Model"]
 
 
 def model_of_pieces(model: Any, pieces: Sequence[tuple[str, float, int]], num_tokens: int) -> bytes:

@@ -25,14 +25,9 @@ from tensorflow_serving.apis import (
 )
 
 HTTP_STATUS = {
-    "UNAUTHENTICATED": 401,
-    "INVALID_ARGUMENT": 400,
-    "NOT_FOUND": 404,
-    "RESOURCE_EXHAUSTED": 429,
-    "INTERNAL": 500,
-    "UNAVAILABLE": 503,
-    "DEADLINE_EXCEEDED": 504,
-}
+    "UNAUTHENTICATED": 401, "INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "RESOURCE_EXHAUSTED": 429,
+    "INTERNAL": 500, "UNAVAILABLE": 503,
+}  # fmt: skip
 
 
 class FaultError(Exception):
@@ -254,31 +249,18 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
     model: Model
     protocol_version = "HTTP/1.1"  # keeps connections, as TensorFlow Serving does
 
-    def do_POST(self) -> None:
-        self._answer()
-
     def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         pattern = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?(:predict|/metadata)?"
         try:
             self.model.authenticate(self.headers.items())
             name, version, label, action = re.fullmatch(pattern, self.path).groups()
-            names = (urllib.parse.unquote(each or "") for each in (name, label))
-            which = next(names), int(version) if version else None, next(names)
+            name, label = (urllib.parse.unquote(each or "") for each in (name, label))
             if action is None:
                 answer = self._status()
-            elif action == "/metadata":
-                self.model.find(*which)
-                signatures = {
-                    key: {"inputs": {entry: {"dtype": kind} for entry, kind in inputs.items()}}
-                    for key, inputs in self.model.signatures.items()
-                }
-                answer = {"metadata": {"signature_def": {"signature_def": signatures}}}
             else:
-                answer = self._predict(self.model.find(*which), json.loads(body))
+                number = self.model.find(name, int(version) if version else None, label)
+                answer = self._metadata() if body == b"" else self._predict(number, body)
             self._send(200, json.dumps(answer).encode())
         except FaultError as fault:
             # Escaped as C does it: \' is no JSON.
@@ -292,7 +274,15 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
 
-    def _predict(self, version: int, request: Any) -> Any:
+    def _metadata(self) -> Any:
+        signatures = {
+            key: {"inputs": {entry: {"dtype": kind} for entry, kind in inputs.items()}}
+            for key, inputs in self.model.signatures.items()
+        }
+        return {"metadata": {"signature_def": {"signature_def": signatures}}}
+
+    def _predict(self, version: int, body: bytes) -> Any:
+        request = json.loads(body)
         signature = request.get("signature_name", "serving_default")
         inputs = {}
         for name, dtype in self.model.input_types(signature).items():
@@ -311,6 +301,8 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
                 {"version": str(version), "state": state} for version, state in states.items()
             ]
         }
+
+    do_POST = do_GET  # noqa: N815  (the name that Python looks up)
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass

@@ -17,41 +17,48 @@ from keras_transformer.client import Client, ServingError, Translation
 from keras_transformer.client import client as client_module
 
 
+@pytest.fixture
+def model():
+    return upper_case_model()
+
+
 @pytest.fixture(params=list(SERVE))
 def protocol(request):
     return request.param
 
 
 @pytest.fixture
-def serve(protocol, model):
+def connect(protocol, model, monkeypatch):
+    """Makes clients of a server of the model, which use no proxy."""
+    for name in ("http_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
     with SERVE[protocol](model) as address, contextlib.ExitStack() as clients:
-
-        def connect(**options):
-            client = Client(address, **({"protocol": protocol} | options))
-            return clients.enter_context(client)
-
-        connect.address = address
-        yield connect
+        yield lambda **options: clients.enter_context(
+            Client(address, **({"protocol": protocol} | options))
+        )
 
 
-def failure(call, *arguments, **options):
+def check_failure(code, call, *arguments, **options):
     """Gives the error of a call, which must be one line."""
     with pytest.raises(ServingError) as caught:
         call(*arguments, **options)
-    assert "\n" not in str(caught.value)
+    assert caught.value.code == code and "\n" not in str(caught.value)
     return caught.value
 
 
-def test_texts_are_translated_scored_and_aligned(serve, model):
+def test_texts_are_translated_scored_and_aligned(connect, model):
     text = "木 ☃ \"' \\ \t"
     expected = [Translation("TWO TREES", -9.0), Translation(text, -10.0)]
-    assert serve().translate(["two trees", text]) == expected
-    assert serve().translate([]) == serve().score([], []) == []
-    scores = serve().score(["a", "b"], ["x y", "z"])
+    client = connect()
+    assert client.translate(["two trees", text]) == expected
+    assert client.translate([]) == client.score([], []) == []
+    scores = client.score(["a", "b"], ["x y", "z"])
     assert [each.token_scores for each in scores] == [[-0.25] * 3, [-0.25] * 2]
-    assert serve().align(["a b"], ["x y"]) == [[(1, 0), (0, 1)]]
+    assert client.align(["a b"], ["x y"]) == [[(1, 0), (0, 1)]]
     model.versions[1] = lambda *_: {"translations": [["a", "b"]], "scores": [[-1.0, -2.0]]}
-    assert serve().translate("c") == Translation("a", -1.0, (Translation("b", -2.0),))
+    assert client.translate("c") == Translation("a", -1.0, (Translation("b", -2.0),))
     model.versions[1] = lambda *_: {
         "translations": [["A DOG"], [""]],
         "scores": [[-1.0], [0.0]],
@@ -65,20 +72,19 @@ def test_texts_are_translated_scored_and_aligned(serve, model):
         "attention": [[np.eye(3, 4).tolist()]] * 2,
     }
     with pytest.warns(UserWarning, match="1 of 2 sentences: longer"):
-        first, blank = serve().translate(["a dog", ""], details=True)
+        first, blank = client.translate(["a dog", ""], details=True)
     assert (first.tokens, first.token_scores) == (["▁A", "▁DOG", "</s>"], [-0.5, -0.25, -0.25])
     assert (first.source_tokens, first.alignment) == (["▁a", "▁dog", "</s>"], [(0, 0), (1, 1)])
     assert (first.source_cut, first.output_cut) == (blank.output_cut, blank.source_cut)
 
 
-def test_requests_are_bounded_and_keep_order(serve, model, monkeypatch):
+def test_requests_are_bounded_and_keep_order(connect, model, monkeypatch):
     """At most 10 sentences of similar length, and 400 bytes but for a longer sentence."""
     monkeypatch.setattr(client_module, "_REQUEST_BYTES", 400)
     generator = random.Random(1)
     sentences = ["ж" * generator.randint(0, 40) + str(number) for number in range(103)]
     sentences[50] = "z" * 5000
-    client = serve(batch_size=10, requests_in_flight=3)
-    answers = client.translate(sentences)
+    answers = connect(batch_size=10, requests_in_flight=3).translate(sentences)
     assert [answer.text for answer in answers] == [text.upper() for text in sentences]
     sizes = [[len(text.encode()) for text in each.inputs["text"]] for each in model.requests]
     assert max(map(len, sizes)) == 10
@@ -87,8 +93,8 @@ def test_requests_are_bounded_and_keep_order(serve, model, monkeypatch):
     assert model.most_at_once <= 3
 
 
-def test_options_reach_their_sentences(serve, model):
-    serve(batch_size=2).translate(
+def test_options_version_and_label_are_requested(connect, model):
+    connect(batch_size=2).translate(
         ["a", "long sentence", "middle"],
         length_penalty=[np.float32(0.5), None, None],
         max_length=[1, 2, 3],
@@ -97,7 +103,6 @@ def test_options_reach_their_sentences(serve, model):
     )
     rows = {}
     for request in model.requests:
-        assert request.signature == "translate_options"
         for row in zip(*request.inputs.values(), strict=True):
             row = dict(zip(request.inputs, row, strict=True))
             rows[row.pop("text")] = row
@@ -107,20 +112,15 @@ def test_options_reach_their_sentences(serve, model):
         "long sentence": none | dict(max_length=2, banned_phrases="z"),
         "middle": none | dict(max_length=3, prefix="M", banned_phrases="\n"),  # bans none
     }
-    model.requests.clear()
-    for options in (dict(beams=3), dict(max_length=[1]), dict(seed=2**63), dict(prefix=3)):
-        with pytest.raises(InputError, match=next(iter(options))):
-            serve().translate(["a", "b"], **options)
-    assert model.requests == []
-
-
-def test_version_and_label_are_requested(serve, model):
     model.name = "größe 1/2"
     model.versions[2] = lambda *_: {"translations": [["two"]], "scores": [[0.0]]}
     model.labels["canary"] = 2
     for choice, expected in (({}, 2), ({"version": 1}, 1), ({"label": "canary"}, 2)):
-        serve(model="größe 1/2", **choice).translate(["a"])
+        connect(model="größe 1/2", **choice).translate(["a"])
         assert model.requests[-1].version == expected
+
+
+# Failures
 
 
 @pytest.mark.parametrize(
@@ -128,38 +128,32 @@ def test_version_and_label_are_requested(serve, model):
     [("UNAVAILABLE", True), ("RESOURCE_EXHAUSTED", True),
      ("INVALID_ARGUMENT", False), ("INTERNAL", False)],
 )  # fmt: skip
-def test_transient_failures_are_retried(serve, model, monkeypatch, code, is_retried):
+def test_transient_failures_are_retried(connect, model, monkeypatch, code, is_retried):
     monkeypatch.setattr(client_module, "_FIRST_PAUSE_S", 0.001)
     model.faults = [FaultError(code, 'it\'s "busy"' + "x" * 1000)] * 2
-    error = failure(serve(retries=1).translate, "a")
-    assert error.code == code and serve.address in str(error)
+    error = check_failure(code, connect(retries=1).translate, "a")
     assert "busy" in str(error) and len(str(error)) < 600
     assert len(model.requests) == 1 + is_retried
     model.faults = [FaultError(code, "busy")] * 2 * is_retried
     text = "x" * 1_000_000
-    assert serve(retries=2).translate(text).text == text.upper()
+    assert connect(retries=2).translate(text).text == text.upper()
 
 
-def test_retries_and_slow_answers_end_with_the_timeout(serve, model):
+def test_call_ends_with_its_timeout_or_the_first_rejection(connect, model):
     start = time.monotonic()
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
-    assert failure(serve(retries=99, timeout_s=1.0).translate, ["a"]).code == "UNAVAILABLE"
+    check_failure("UNAVAILABLE", connect(retries=99, timeout_s=0.6).translate, ["a"])
     assert 2 <= len(model.requests) <= 4
     model.faults.clear()
     model.may_answer.clear()
-    assert failure(serve(timeout_s=0.2).translate, ["a"]).code == "DEADLINE_EXCEEDED"
+    check_failure("DEADLINE_EXCEEDED", connect(timeout_s=0.2).translate, ["a"])
+    model.rejection = FaultError("INVALID_ARGUMENT", "it is bad")  # while other requests wait
+    client = connect(batch_size=2, requests_in_flight=2, timeout_s=20)
+    sentences = ["a", "longer", "bad", "b", "longest"]
+    error = check_failure("INVALID_ARGUMENT", client.translate, sentences)
+    assert error.rows == (0, 2)
     model.may_answer.set()
     assert time.monotonic() - start < 5
-
-
-def test_rejected_request_ends_the_call_with_its_rows(serve, model):
-    """The second request fails while the first one waits."""
-    model.rejection = FaultError("INVALID_ARGUMENT", "it is bad")
-    model.may_answer.clear()
-    client = serve(batch_size=2, requests_in_flight=2, timeout_s=20)
-    error = failure(client.translate, ["a", "longer", "bad", "b", "longest"])
-    assert (error.code, error.rows) == ("INVALID_ARGUMENT", (0, 2))
-    model.may_answer.set()
 
 
 def test_server_that_is_down_is_named_and_waited_for(model, free_ports, protocol):
@@ -167,8 +161,7 @@ def test_server_that_is_down_is_named_and_waited_for(model, free_ports, protocol
     address = f"127.0.0.1:{port}"
     with Client(address, protocol=protocol, retries=0, timeout_s=5) as client:
         for options in ({}, {"prefix": "b"}):
-            error = failure(client.translate, ["a"], **options)
-            assert error.code == "UNAVAILABLE"
+            error = check_failure("UNAVAILABLE", client.translate, ["a"], **options)
             assert f"{protocol} server at {address}" in str(error)
     with Client(address, protocol=protocol) as client:
         answer = concurrent.futures.ThreadPoolExecutor(1).submit(client.translate, ["a"])
@@ -179,30 +172,23 @@ def test_server_that_is_down_is_named_and_waited_for(model, free_ports, protocol
         client.translate("a")  # closed
 
 
-def test_missing_models_signatures_and_outputs_are_reported(serve, model):
+def test_other_models_and_missing_signatures_are_reported(connect, model):
     for choice in ({"model": "other"}, {"version": 7}):
-        assert failure(serve(**choice).translate, "a").code == "NOT_FOUND"
-    del model.signatures["translate_options"], model.signatures["score"]
-    assert "not found in signature def" in str(failure(serve().score, ["a"], ["b"]))
-    for options, word in (({"prefix": "b"}, "option"), ({"details": True}, "details")):
-        with pytest.raises(InputError, match=word):
-            serve().translate("a", **options)
-
-
-@pytest.mark.parametrize(
-    "outputs",
-    [
+        check_failure("NOT_FOUND", connect(**choice).translate, "a")
+    for outputs in (
         {"classes": [[1, 2]]},
         {"translations": [["a"], ["b"]], "scores": [[0.0], [0.0]]},
         {"translations": [[1.0]], "scores": [[0.0]]},
         {"translations": [["a", "b"]], "scores": [[0.0]]},
-    ],
-    ids=repr,
-)
-def test_answers_of_other_models_are_rejected(serve, model, outputs):
-    model.versions[1] = lambda *_: outputs
-    error = failure(serve().translate, ["a"])
-    assert error.code == "DATA_LOSS" and "has another model" in str(error)
+    ):
+        model.versions[1] = lambda *_, outputs=outputs: outputs
+        check_failure("DATA_LOSS", connect().translate, ["a"])
+    with pytest.raises(InputError, match="details"):
+        connect().translate("a", details=True)
+    with pytest.raises(InputError, match="beams"):
+        connect().translate("a", beams=3)
+    del model.signatures["score"]
+    check_failure("INVALID_ARGUMENT", connect().score, ["a"], ["b"])
 
 
 @pytest.mark.parametrize(
@@ -214,25 +200,57 @@ def test_answers_of_other_models_are_rejected(serve, model, outputs):
         (b"307 Temporary Redirect\r\nLocation: /v1/other\r\n\r\n", "UNKNOWN"),
         (b"", "UNAVAILABLE"),
     ],
-    ids=lambda value: value[:40] if isinstance(value, str) else "",
+    ids=["bad gateway", "page", "nested", "redirect", "nothing"],
 )
 def test_other_http_servers_are_recognized(answer, code):
     def run(listening):
         with contextlib.suppress(OSError):
-            while True:
-                connection, _ = listening.accept()
-                with connection, connection.makefile("rb") as request:
-                    for _ in iter(request.readline, b"\r\n"):
-                        pass
-                    connection.sendall(answer and b"HTTP/1.1 " + answer)
-                    connection.shutdown(socket.SHUT_WR)
-                    request.read()  # until the client leaves: unread bytes would reset it
+            connection, _ = listening.accept()
+            with connection, connection.makefile("rb") as request:
+                for _ in iter(request.readline, b"\r\n"):
+                    pass
+                connection.sendall(answer and b"HTTP/1.1 " + answer)
+                connection.shutdown(socket.SHUT_WR)
+                request.read()  # until the client leaves: unread bytes would reset it
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=run, args=[listening], daemon=True).start()
         address = f"127.0.0.1:{listening.getsockname()[1]}"
         with Client(address, protocol="rest", retries=0) as client:
-            assert failure(client.translate, "a").code == code
+            check_failure(code, client.translate, "a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(address="localhost"), "must be host:port"),
+        (dict(address="http://localhost:8501"), "must be host:port"),
+        (dict(address="dns:///localhost:8501", protocol="rest"), "must be host:port"),
+        (dict(protocol="http"), "protocol must be one of grpc, rest, got 'http'"),
+        (dict(batch_size=0), "batch_size must be positive, got 0"),
+        (dict(timeout_s=float("nan")), "timeout_s must be positive"),
+        (dict(version=1, label="a"), "give version 1 or label 'a', not both"),
+        (dict(root_certificates="ca.pem"), "certificates need TLS"),
+        (dict(tls=True, root_certificates="absent.pem"), "no certificate absent.pem"),
+        (dict(tls=True, client_key=__file__), "client_certificate and client_key together"),
+        (dict(headers={"authorization": "s3cret\r\nx: y"}), "the header 'authorization' must have"),
+        (dict(headers={"Authorization": "s3cret"}), r"to mt\.org:1 in clear text; use TLS"),
+    ],
+)
+def test_invalid_settings_are_rejected(arguments, message):
+    with pytest.raises(InputError, match=message) as caught:
+        Client(**({"address": "mt.org:1"} | arguments))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_missing_package_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "keras_transformer.client.grpc", raising=False)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(InputError, match=r"needs the package grpc.*\[client\]"):
+        Client("localhost:1")
+
+
+# Networks
 
 
 def test_addresses_of_a_name_take_turns(free_ports):
@@ -256,97 +274,35 @@ def test_addresses_of_a_name_take_turns(free_ports):
         assert [len(model.requests) for model in models] == [10, 10]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(address="localhost"), "must be host:port"),
-        (dict(address="http://localhost:8501"), "must be host:port"),
-        (dict(address="localhost:٨٥٠٠"), "must be host:port"),
-        (dict(address="dns:///localhost:8501", protocol="rest"), "must be host:port"),
-        (dict(protocol="http"), "protocol must be one of grpc, rest, got 'http'"),
-        (dict(batch_size=0), "batch_size must be at least 1, got 0"),
-        (dict(timeout_s=float("nan")), "timeout_s must be at least"),
-        (dict(model="\udcff"), "model must be Unicode"),
-        (dict(version=1, label="a"), "give version 1 or label 'a', not both"),
-        (dict(root_certificates="ca.pem"), "certificates need TLS"),
-        (dict(tls=True, root_certificates="absent.pem"), "no certificate absent.pem"),
-        (dict(tls=True, client_key=__file__), "client_certificate and client_key together"),
-        (dict(headers={"a b": "c"}), "the header 'a b' must have"),
-        (dict(headers={"authorization": "s3cret\r\nx: y"}), "the header 'authorization' must have"),
-        (dict(headers={"Authorization": "s3cret"}), r"to mt\.org:1 in clear text; use TLS"),
-        (
-            dict(address="dns://9.9.9.9/localhost:1", headers={"authorization": "s3cret"}),
-            "in clear",
-        ),
-    ],
-)
-def test_invalid_settings_are_rejected(arguments, message):
-    with pytest.raises(InputError, match=message) as caught:
-        Client(**({"address": "mt.org:1"} | arguments))
-    assert "s3cret" not in str(caught.value)
+# By name: the server's certificate, the authority that the client trusts, the client's certificate
+# where the server requires one, the header that it sends, and the code of the failure.
+TLS = {
+    "trusted": ("server", "ca.pem", None, "tok en", None),
+    "mutual": ("server", "ca.pem", "client", "tok en", None),
+    "another token": ("server", "ca.pem", None, "wr0ng", "UNAUTHENTICATED"),
+    "another authority": ("server", "other.pem", None, "tok en", "UNAVAILABLE"),
+    "the system's authorities": ("server", None, None, "tok en", "UNAVAILABLE"),
+    "expired": ("expired", "ca.pem", None, "tok en", "UNAVAILABLE"),
+    "another host": ("elsewhere", "ca.pem", None, "tok en", "UNAVAILABLE"),
+    "a stranger's certificate": ("server", "ca.pem", "stranger", "tok en", "UNAVAILABLE"),
+}
 
 
-def test_missing_package_is_named(monkeypatch):
-    monkeypatch.delitem(sys.modules, "keras_transformer.client.grpc", raising=False)
-    monkeypatch.setitem(sys.modules, "grpc", None)
-    with pytest.raises(InputError, match=r"needs the package grpc.*\[client\]"):
-        Client("localhost:1")
-
-
-# TLS and headers
-
-
-def _tls(certificates, name="server", mutual=False):
-    authority = certificates / "ca.pem" if mutual else None
-    return certificates / f"{name}.pem", certificates / f"{name}.key", authority
-
-
-def test_tls_verifies_certificates_and_sends_headers(certificates, model, protocol):
+@pytest.mark.parametrize("case", TLS)
+def test_tls_verifies_both_sides_and_sends_headers(case, certificates, model, protocol):
+    server, root, own, token, code = TLS[case]
+    model.required_headers = {"authorization": "Bearer tok en", "x-team": "mt"}
     options = dict(protocol=protocol, tls=True, retries=0, timeout_s=10)
-    trust = certificates / "ca.pem"
-    with SERVE[protocol](model, tls=_tls(certificates)) as address:
-        model.required_headers = {"authorization": "Bearer tok en"}
-        headers = {"Authorization": "Bearer tok en", "x-team": "mt"}
-        for host in (address, address.replace("127.0.0.1", "localhost")):
-            with Client(host, root_certificates=trust, headers=headers, **options) as client:
-                assert client.translate("a").text == "A"
-                assert model.headers["x-team"] == "mt"
-        wrong = {"authorization": "Bearer wr0ng"}
-        with Client(address, root_certificates=trust, headers=wrong, **options) as client:
-            error = failure(client.translate, "a")
-        assert error.code == "UNAUTHENTICATED" and "wr0ng" not in str(error)
-    model.requests.clear()
-    for name, root in (("server", "other.pem"), ("server", None), ("expired", "ca.pem"),
-                       ("elsewhere", "ca.pem")):  # fmt: skip
-        with (
-            SERVE[protocol](model, tls=_tls(certificates, name)) as address,
-            Client(address, root_certificates=root and certificates / root, **options) as client,
-        ):
-            assert failure(client.translate, "a").code == "UNAVAILABLE"
-    assert model.requests == []
-
-
-def test_server_may_require_certificates_of_clients(certificates, model, protocol, monkeypatch):
-    monkeypatch.setenv("HOME", str(certificates))
-    options = dict(protocol=protocol, tls=True, root_certificates="~/ca.pem", retries=0)
-    with SERVE[protocol](model, tls=_tls(certificates, mutual=True)) as address:
-        for name in ("client", "stranger"):
-            pair = dict(client_certificate=f"~/{name}.pem", client_key=f"~/{name}.key")
-            with Client(address, **pair, **options, timeout_s=10) as client:
-                if name == "client":
-                    assert client.translate("a").text == "A"
-                else:
-                    assert failure(client.translate, "a").code == "UNAVAILABLE"
-    assert len(model.requests) == 1
-
-
-def test_proxies_are_not_used(serve, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-        proxy.settimeout(0)
-        for name in ("http_proxy", "https_proxy", "grpc_proxy"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
-        for variable in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
-            monkeypatch.delenv(variable, raising=False)
-        assert serve(headers={"authorization": "Bearer x"}).translate("a").text == "A"
-        with pytest.raises(BlockingIOError):
-            proxy.accept()
+    options["headers"] = {"Authorization": f"Bearer {token}", "x-team": "mt"}
+    options["root_certificates"] = root and certificates / root
+    if own is not None:
+        options["client_certificate"] = certificates / f"{own}.pem"
+        options["client_key"] = certificates / f"{own}.key"
+    files = (f"{server}.pem", f"{server}.key", "ca.pem" if own else None)
+    tls = [name and certificates / name for name in files]
+    with SERVE[protocol](model, tls=tls) as address, Client(address, **options) as client:
+        if code is None:
+            assert client.translate("a").text == "A"
+        else:
+            assert "wr0ng" not in str(check_failure(code, client.translate, "a"))
+    assert len(model.requests) == (code is None)
