@@ -9,19 +9,18 @@ import re
 import zipfile
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
 
-from keras_transformer.errors import InputError, one_line
+from keras_transformer.errors import InputError
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
 from keras_transformer.interop.reading import (
     Array,
     Tensors,
     ids_to_tokens,
     map_file,
-    read_json,
     read_text,
     reading,
     reject,
@@ -74,12 +73,8 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 _SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
 _BEAM_SIZE = "12"  # of marian-decoder, where decoder.yml names none
-# Options of decoder.yml that change translations.
-_OTHER_SEARCH = (
-    "word-penalty", "max-length-factor", "output-sampling", "shortlist", "force-decode",
-    "word-scores-threshold", "allow-special",
-)  # fmt: skip
 _OPTIONS = "special:model.yml"
+_Number = TypeVar("_Number", int, float)
 
 
 def is_marian(path: pathlib.Path) -> bool:
@@ -94,7 +89,7 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
     path, decoder, vocabularies = _files(path, import_options)
     arrays = _read_npz(path)
     text = arrays.pop(_OPTIONS).tobytes().decode("utf-8", "replace")
-    options = _read_yaml(text, f"{_OPTIONS} of {path}")
+    options = _read_yaml(text, path)
     fields = model_fields(options)
     tensors = Tensors(arrays, str(path))
     tensors.ignore("special:*", "decoder_c_tt")
@@ -114,11 +109,7 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
         projection = kernel.T
     # Of transformer-train-positions. Marian scales embeddings only if positions are sinusoidal.
     positions = tensors.find("Wpos", (None, target_table.shape[1]))
-    (source, source_notes), (target, target_notes) = (
-        _read_symbols(file, len(table))
-        for file, table in zip(vocabularies, (source_table, target_table), strict=True)
-    )
-    search, search_notes = search_fields(decoder)
+    source, target = map(_read_symbols, vocabularies)
     return ForeignModel(
         options=fields | {"scale_embeddings": positions is None},
         tensors=tensors,
@@ -135,8 +126,7 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
         vocabularies=make_vocabularies(
             (source, target), import_options.spms or _find_spms(vocabularies), str(vocabularies[0])
         ),
-        search=search,
-        notes=source_notes + target_notes + search_notes,
+        search=search_fields(decoder),
     )
 
 
@@ -161,9 +151,9 @@ def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     if activation == "gelu" and tuple(map(int, re.findall(r"\d+", version))) < _SINCE_ERF:
         activation = "gelu_sigmoid"
     return {
-        "num_layers": _integer(options, "enc-depth"),
-        "decoder_layers": _integer(options, "dec-depth"),
-        "num_heads": _integer(options, "transformer-heads"),
+        "num_layers": _number(options, "enc-depth", int),
+        "decoder_layers": _number(options, "dec-depth", int),
+        "num_heads": _number(options, "transformer-heads", int),
         "activation": activation,
         "norm_position": "pre" if is_pre else "post",
         "norm_epsilon": 1e-6,
@@ -172,52 +162,36 @@ def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def search_fields(decoder: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Returns fields of `SearchConfig`, and a note on options of decoder.yml that it lacks."""
-    search: dict[str, Any] = {
-        "beam_size": _integer({"beam-size": _BEAM_SIZE} | dict(decoder), "beam-size"),
+def search_fields(decoder: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns fields of `SearchConfig`, of the options in decoder.yml."""
+    return {
+        "beam_size": _number({"beam-size": _BEAM_SIZE, **decoder}, "beam-size", int),
         "length_penalty_form": "power",
-        "length_penalty": _number(decoder, "normalize"),
+        "length_penalty": _number({"normalize": "0", **decoder}, "normalize", float),
         "forbid_unknown": decoder.get("allow-unk") != "true",
         "min_length": 0,
         # Marian narrows the beam as hypotheses finish, so it ends with as many as these.
         "early_stop": "first",
     }
-    others = [
-        f"{name} {decoder[name]}"
-        for name in _OTHER_SEARCH
-        if decoder.get(name) not in (None, "", "0", "0.0", "false", [])
-    ]
-    if not others:
-        return search, []
-    return search, [f"Search options that this package does not have: {', '.join(others)}."]
 
 
-def _integer(options: Mapping[str, Any], name: str) -> int:
+def _number(options: Mapping[str, Any], name: str, kind: type[_Number]) -> _Number:
     value = options.get(name)
-    if not isinstance(value, str) or not re.fullmatch(r"\d{1,6}", value):
-        raise InputError(f"{name} is {value!r} in the model's options; it must be a whole number")
-    return int(value)
-
-
-def _number(options: Mapping[str, Any], name: str) -> float:
-    """Returns an option, 0 if it is missing or empty."""
-    value = options.get(name, "0")
     try:
-        return float(value or 0)
+        return kind(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise InputError(f"{name} is {value!r} in decoder.yml; it must be a number") from None
+        raise InputError(
+            f"{name} is {value!r} in the model's options; it must be of type {kind.__name__}"
+        ) from None
 
 
-def _read_yaml(text: str, where: str) -> dict[str, Any]:
+def _read_yaml(text: str, path: pathlib.Path) -> dict[str, Any]:
     """Returns a mapping whose values are text, also on, no and yes, or lists of text."""
-    try:
+    with reading(path, "a YAML file", yaml.YAMLError):  # RecursionError is a RuntimeError
         # Marian ends its options with NULs, which no YAML has.
         values = yaml.load(text.replace("\0", ""), _LOADER) or {}
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InputError(f"{where} is not YAML, or damaged ({one_line(error)})") from error
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise InputError(f"{where} is not a mapping of names to values")
+        if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+            raise ValueError("it is not a mapping of names to values")
     return values
 
 
@@ -231,7 +205,7 @@ def _files(
     """Returns the .npz file, the options of decoder.yml, and both vocabularies."""
     folder = path if path.is_dir() else path.parent
     decoders = [path] if path.suffix == ".yml" else sorted(folder.glob("*decoder.yml"))
-    options = _read_yaml(read_text(decoders[0]), str(decoders[0])) if decoders else {}
+    options = _read_yaml(read_text(decoders[0]), decoders[0]) if decoders else {}
 
     def named(key: str) -> list[pathlib.Path]:
         names = options.get(key) or []
@@ -264,31 +238,16 @@ def _read_npz(path: pathlib.Path) -> dict[str, Array]:
     return tensors
 
 
-def _read_symbols(path: pathlib.Path, rows: int) -> tuple[Symbols, list[str]]:
-    """Returns the symbols of a table's rows, and a note if the file has more of them or fewer."""
+def _read_symbols(path: pathlib.Path) -> Symbols:
     if path.suffix == ".spm":
-        pieces = [piece.piece for piece in read_spm(path).pieces]
-        return Symbols.find(pieces, str(path), unk="<unk>", eos="</s>"), []
-    if path.suffix not in (".yml", ".yaml", ".json"):
-        raise InputError(f"the vocabulary {path} must be .yml, .json or .spm; others are not read")
-    if path.suffix == ".json":
-        ids = read_json(path)
+        tokens = [piece.piece for piece in read_spm(path).pieces]
+    elif path.suffix in (".yml", ".yaml", ".json"):  # JSON is YAML
+        ids = _read_yaml(read_text(path), path)
+        numbers = {token: int(id_) if str(id_).isdecimal() else None for token, id_ in ids.items()}
+        tokens = ids_to_tokens(numbers, str(path))
     else:
-        texts = _read_yaml(read_text(path), str(path))
-        ids = {token: int(id_) if str(id_).isdecimal() else None for token, id_ in texts.items()}
-    tokens = ids_to_tokens(ids, str(path))
-    for id_, theirs, name in ((0, "eos", "</s>"), (1, "UNK", "<unk>")):  # of Nematus, as in Marian
-        if tokens[id_ : id_ + 1] == [theirs]:
-            tokens[id_] = name
-    notes = []
-    if len(tokens) != rows:
-        # With --dim-vocabs Marian takes tokens beyond it as unknown, or leaves rows unused.
-        notes = [
-            f"The model has {rows:,} tokens and {path.name} {len(tokens):,}: right for a model "
-            "that was trained with --dim-vocabs; else give the model's own vocabulary."
-        ]
-        tokens = tokens[:rows] + [f"<unused-{id_}>" for id_ in range(len(tokens), rows)]
-    return Symbols.find(tokens, str(path), unk="<unk>", eos="</s>"), notes
+        raise InputError(f"the vocabulary {path} must be .yml, .json or .spm; others are not read")
+    return Symbols.find(tokens, str(path), unk="<unk>", eos="</s>")
 
 
 def _find_spms(vocabularies: tuple[pathlib.Path, ...]) -> tuple[pathlib.Path, ...]:

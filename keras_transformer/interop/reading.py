@@ -62,16 +62,14 @@ class Tensors:
         expected = array.shape if shape is None else shape
         if array.ndim != len(expected):
             array = np.atleast_1d(array.squeeze())
-        if array.ndim != len(expected) or any(
-            size not in (None, stored) for size, stored in zip(expected, array.shape, strict=True)
-        ):
-            sizes = " x ".join("any" if size is None else str(size) for size in expected)
+        is_equal = [size in (None, own) for size, own in zip(expected, array.shape, strict=False)]
+        if array.ndim != len(expected) or not all(is_equal):
             raise InputError(
-                f"tensor {name} of {self.where} is {' x '.join(map(str, array.shape))} instead of "
-                f"{sizes}; the file and its configuration do not belong together"
+                f"tensor {name} of {self.where} is {array.shape} instead of {expected}; the file "
+                "and its configuration do not belong together"
             )
         if not np.isfinite(array).all():
-            raise InputError(f"tensor {name} of {self.where} is not finite; take another file")
+            raise InputError(f"tensor {name} of {self.where} is not finite")
         return array
 
     def find(self, name: str, shape: tuple[int | None, ...]) -> Array | None:
@@ -94,10 +92,9 @@ class Tensors:
     def check_all_used(self) -> None:
         """Raises `InputError` if a tensor was never read: the model computes something else."""
         if left := sorted(set(self._arrays) - self._used):
-            more = f" and {len(left) - 3} others" if len(left) > 3 else ""
             raise InputError(
-                f"{self.where} has tensors that this package does not support: "
-                f"{', '.join(left[:3])}{more}; such a model cannot be imported"
+                f"{self.where} has {len(left)} tensors that this package does not support, such as "
+                f"{', '.join(left[:3])}"
             )
 
     def _stored(self, name: str) -> Array:

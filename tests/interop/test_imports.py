@@ -403,28 +403,6 @@ def test_marian_learned_positions_leave_embeddings_unscaled(copy, sample_model):
     assert read_model(sample_model("marian_embnorm_untied")).config.scale_embeddings
 
 
-def test_marian_accepts_the_special_tokens_of_nematus(copy):
-    folder = copy("marian_pre_relu")
-    expected, path = read_model(folder), folder / "vocab.src.yml"
-    text = path.read_text().replace("</s>: 0", "eos: 0").replace("<unk>: 1", "UNK: 1")
-    path.write_text(text)
-    assert read_model(folder).source == expected.source
-
-
-@pytest.mark.parametrize("rows", [590, 605])
-def test_marian_table_may_have_more_or_fewer_rows_than_the_vocabulary(rows, copy, sample_model):
-    """As trained with --dim-vocabs."""
-    with np.load(sample_model("marian_pre_relu") / "model.npz") as arrays:
-        table = np.resize(arrays["encoder_Wemb"], (rows, 32))
-    found = change_npz(copy("marian_pre_relu"), encoder_Wemb=table)
-    source, _ = found.vocabularies
-    assert source.size == rows + 2  # PAD and BOS besides
-    (last,) = source.encode(["flower goggles"])  # of 600 tokens the 596th and the last
-    assert last == ([597, 601] if rows > 600 else [1, 1])
-    np.testing.assert_array_equal(found.to_model().source_embedding.table.numpy()[-1], table[-1])
-    assert found.notes[0].startswith(f"The model has {rows} tokens and vocab.src.yml 600: right")
-
-
 # Search options
 
 MARIAN, HF = "marian_pre_relu", "hf_marian"
@@ -459,8 +437,6 @@ MARIAN, HF = "marian_pre_relu", "hf_marian"
         (MARIAN, {}, {"beam_size": 12, "length_penalty": 0.0, "forbid_unknown": True}, ""),
         (MARIAN, {"normalize": 1, "beam-size": 6}, {"length_penalty": 1.0, "beam_size": 6}, ""),
         (MARIAN, {"allow-unk": "true"}, {"forbid_unknown": False}, ""),
-        (MARIAN, {"word-penalty": 0.5, "output-sampling": "full", "force-decode": "false"}, {},
-         "word-penalty 0.5, output-sampling full"),
     ],
 )  # fmt: skip
 def test_search_options_are_taken_over_or_listed(name, options, search, ignored, copy):

@@ -128,12 +128,12 @@ CASES = {
         "marian_pre_relu", renamed("vocab.src.yml", "v.fsv"), "must be .yml, .json or .spm",
         "--source_vocabulary={folder}/v.fsv --target_vocabulary={folder}/vocab.trg.yml"),
     "a tensor of another size": (
-        "hf_marian", with_tensors(**{_NORM: np.ones(31)}), "is 31 instead of 32"),
+        "hf_marian", with_tensors(**{_NORM: np.ones(31)}), "is (31,) instead of (32,)"),
     "a tensor that is missing": (
         "hf_marian", with_tensors(**{_NORM: None}), f"lacks the tensor {_NORM}"),
     "a tensor that is left over": (
         "hf_marian", with_tensors(**{"model.encoder.router.weight": np.ones(3)}),
-        "has tensors that this package does not support: model.encoder.router.weight"),
+        "has 1 tensors that this package does not support, such as model.encoder.router.weight"),
     "a tensor that is not finite": (
         "hf_marian", with_tensors(**{_NORM: np.full(32, np.nan)}), "is not finite"),
     "heads that do not divide the width": (
