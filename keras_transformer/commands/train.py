@@ -135,8 +135,6 @@ def main(arguments: list[str]) -> None:
     is_bfloat16 = run.configs().training.precision == "mixed_bfloat16"
     if is_bfloat16 and distribution.auto_precision() != "mixed_bfloat16":
         print("This machine trains slower in bfloat16 than in float32; --precision=auto chooses.")
-    if line := distribution.why_no_gpu():
-        print(line)
     steps = run.checkpoints().steps()
     devices = distribution.describe_devices(strategy)
     _say(
@@ -161,8 +159,7 @@ def main(arguments: list[str]) -> None:
     if distribution.worker_index(strategy) == 0:
         from keras_transformer.training.metrics import cost_summary, read_metrics
 
-        for line in cost_summary(read_metrics(run.metrics_path)[-1], run.configs().training):
-            print(line)
+        print(cost_summary(read_metrics(run.metrics_path)[-1]))
         print(f"Done: {_end_of(run)}; the checkpoints are in {run.path / 'checkpoints'}.")
 
 

@@ -4,7 +4,6 @@
 Richardson 2018) does the work; TensorFlow is not needed here, `Tokenizer` does the same in a graph.
 """
 
-import collections
 import difflib
 import functools
 import hashlib
@@ -273,27 +272,6 @@ class Vocabulary:
         check_unicode("text", text)
         text = self._processor.normalize(self.visible(text)).replace(WORD_START, " ")
         return replace_control_characters(text.lstrip(" "))
-
-    def normalization_changes(self, texts: Iterable[str]) -> tuple[int, list[tuple[str, str]]]:
-        """Returns how many texts normalization changes, spaces aside, and what it changes most.
-
-        Returns:
-            The number of texts, and up to three pairs of characters, or of words of which no single
-            character changes, and what becomes of them.
-        """
-        changes: collections.Counter[tuple[str, str]] = collections.Counter()
-        num_changed = 0
-        for text in texts:
-            if self.normalize(text).split() == text.split():
-                continue
-            num_changed += 1
-            for parts in (set(text), text.split()):
-                # Between digits, which compose with nothing, since spaces at an end are trimmed.
-                pairs = [(part, self.normalize(f"1{part}1")[1:-1]) for part in sorted(parts)]
-                if changed := [pair for pair in pairs if pair[0].split() != pair[1].split()]:
-                    changes.update(changed)
-                    break
-        return num_changed, [pair for pair, _ in changes.most_common(3)]
 
     def _encode(self, texts: list[str], num_threads: int) -> list[list[int]]:
         if self.looks_up_runs:

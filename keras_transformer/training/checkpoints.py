@@ -21,7 +21,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -50,10 +50,6 @@ _DTYPES = {
     "uint32": "U32",
     "bool": "BOOL",
 }
-
-
-class DamagedError(InputError):
-    """A checkpoint exists and is not whole."""
 
 
 @dataclasses.dataclass
@@ -136,7 +132,7 @@ class Checkpoints:
 
         Args:
             which: "latest", "best" (by `metric`), "average", a step, or "auto": the average, or
-                the latest if there is none. "auto" skips damaged ones, and says so on stderr.
+                the latest if there is none. "auto" skips damaged ones, with a line on stderr.
 
         Raises:
             InputError: there is no such checkpoint, or all are damaged.
@@ -145,7 +141,7 @@ class Checkpoints:
         if not names:
             raise InputError(f"no checkpoint in {self.folder} yet; train the run first")
         if which == "auto":
-            return self._newest_whole(names, lambda line: print(line, file=sys.stderr))[0]
+            return self._newest_whole(names)
         steps = {"latest": self.steps()[-1:], "best": self.best(1)}.get(which, [])
         name = f"step-{steps[0]}" if steps else which
         name = f"step-{name}" if name.isdecimal() else name
@@ -229,12 +225,17 @@ class Checkpoints:
 
     # Reading
 
-    def restore(self, model: keras.Model, name: str) -> None:
-        """Gives a model the weights of checkpoint `name`, or their moving averages if it has them.
+    def restore(self, model: keras.Model, which: str = "auto") -> None:
+        """Gives a model the weights of a checkpoint, or their moving averages if it has them.
+
+        Args:
+            model: built.
+            which: as in `find`.
 
         Raises:
             InputError: there is no such checkpoint, it is damaged, or it is another model's.
         """
+        name = self.find(which)
         assign(by_name(model, model.weights), _weights(self._load(name)), self.path(name))
 
     def resume(
@@ -243,12 +244,11 @@ class Checkpoints:
         *,
         average_weights: Mapping[str, Variable] | None = None,
         extra: Mapping[str, Variable] | None = None,
-        say: Callable[[str], None] = print,
     ) -> int:
         """Sets all that `save` was given to the newest checkpoint that is not damaged.
 
         Returns:
-            The checkpoint's step; 0 if there is none. `say` takes a line about skipped ones.
+            The checkpoint's step; 0 if there is none. A line on stderr names damaged ones.
 
         Raises:
             InputError: all checkpoints are damaged, or the newest is another model's.
@@ -256,7 +256,8 @@ class Checkpoints:
         names = [f"step-{step}" for step in reversed(self.steps())]
         if not names:
             return 0
-        name, arrays = self._newest_whole(names, say)
+        name = self._newest_whole(names)
+        arrays = self._load(name)
         if name == START:  # the weights that the run begins with, also those of the moving average
             weights = _weights(arrays)
             assign(by_name(model, model.weights), weights, self.path(name))
@@ -279,35 +280,26 @@ class Checkpoints:
         assign(by_name(model, model.weights), means, self.path(f"step-{steps[-1]}"))
 
     def _load(self, name: str) -> Arrays:
-        """Returns the arrays of a checkpoint; raises `DamagedError` if it is not whole."""
+        """Returns the arrays of a checkpoint."""
         path = self.path(name)
         if not path.exists():
             raise InputError(f"no checkpoint {name} in {self.folder}; name another one")
-        try:
-            digest = self.digest(name)
-            if digest != self._manifest()["sha256"].get(name, digest):
-                raise DamagedError(f"{path} is damaged: its SHA-256 is not that of the manifest")
-            with safetensors.safe_open(path, framework="numpy") as file:
-                return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (OSError, safetensors.SafetensorError) as error:
-            raise DamagedError(f"{path} is damaged ({error})") from error
+        if not self._is_whole(name):
+            raise InputError(f"{path} is damaged: its SHA-256 is not that of the manifest")
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
-    def _newest_whole(self, names: Sequence[str], say: Callable[[str], None]) -> tuple[str, Arrays]:
-        """Returns the name and content of the first of some checkpoints that is not damaged."""
-        damaged: list[str] = []
+    def _is_whole(self, name: str) -> bool:
+        digest = self.digest(name)
+        return bool(self._manifest()["sha256"].get(name, digest) == digest)
+
+    def _newest_whole(self, names: Sequence[str]) -> str:
+        """Returns the first of some checkpoints that is not damaged."""
         for name in names:
-            try:
-                arrays = self._load(name)
-            except DamagedError as error:
-                damaged.append(str(error))
-                continue
-            if damaged:
-                say(f"{'; '.join(damaged)}; using {name} instead.")
-            return name, arrays
-        raise InputError(
-            f"no checkpoint in {self.folder} is whole: {'; '.join(damaged)}; restore one from "
-            "a copy, or delete them to start again"
-        )
+            if self._is_whole(name):
+                return name
+            print(f"{self.path(name)} is damaged; trying an older one.", file=sys.stderr)
+        raise InputError(f"no checkpoint in {self.folder} is whole; restore one from a copy")
 
     def _manifest(self) -> dict[str, dict[str, Any]]:
         path = self.folder / "manifest.json"
@@ -317,10 +309,7 @@ class Checkpoints:
             values = json.loads(path.read_text(encoding="utf-8"))
             return {name: dict(values[name]) for name in ("sha256", "metrics")}
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InputError(
-                f"{path} is damaged ({type(error).__name__}: {error}); restore it from a copy, or "
-                "delete it to continue without the metrics of earlier checkpoints"
-            ) from error
+            raise InputError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
     def _update_manifest(
         self, step: int | None, metrics: Mapping[str, float] | None, **digests: str
@@ -389,7 +378,8 @@ def _training_variables(
 ) -> dict[str, Variable]:
     """Returns the variables that training resumes from.
 
-    Random states and those of the optimizer have numbers, in Keras's order as in its own files.
+    Random states and those of the optimizer have numbers, in Keras's order as in its own files: a
+    checkpoint is that of one optimizer and one order of the model's layers.
     """
     is_weight = {id(weight) for weight in model.weights}
     states = [variable for variable in model.variables if id(variable) not in is_weight]

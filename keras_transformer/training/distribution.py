@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_transformer.data import Batch, TokenizedCorpus, to_dataset
 from keras_transformer.errors import InputError, check_choice, one_line
-from keras_transformer.host import has_bfloat16, may_use_gpu
+from keras_transformer.host import has_bfloat16
 from keras_transformer.models.update import sum_over_replicas
 
 STRATEGIES = ("auto", "none", "mirrored", "multi_worker")
@@ -119,26 +119,10 @@ def auto_precision() -> str:
 
 
 def describe_devices(strategy: tf.distribute.Strategy) -> str:
-    """Returns the devices of a strategy: "the CPU", "the GPU (NVIDIA H100)", "2 CPUs"."""
-    replicas, kind, names = strategy.num_replicas_in_sync, "CPU", set()
-    for gpu in tf.config.list_physical_devices("GPU"):
-        kind = "GPU"
-        names.add(tf.config.experimental.get_device_details(gpu).get("device_name", "unknown"))
-    models = f" ({', '.join(sorted(names))})" if names else ""
-    return (f"{replicas} {kind}s" if replicas > 1 else f"the {kind}") + models
-
-
-def why_no_gpu() -> str:
-    """Returns a line to show where an NVIDIA driver is, but TensorFlow sees no GPU; else ""."""
-    if not may_use_gpu() or tf.config.list_physical_devices("GPU"):
-        return ""
-    reason = "does not find its CUDA libraries"
-    if not tf.test.is_built_with_cuda():
-        reason = "is built without CUDA"
-    return (
-        f"This machine has an NVIDIA driver, but TensorFlow {reason} and uses the CPU; for the GPU "
-        'run: pip install "tensorflow[and-cuda]"'
-    )
+    """Returns the devices of a strategy: "the CPU", "the GPU", "2 CPUs"."""
+    replicas = strategy.num_replicas_in_sync
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    return f"{replicas} {kind}s" if replicas > 1 else f"the {kind}"
 
 
 # Errors of TensorFlow that a user can act on
@@ -157,9 +141,8 @@ def report_out_of_memory() -> Iterator[None]:
         if not is_known and not _LACKS_MEMORY.search(str(error)):
             raise
         raise InputError(
-            f"out of memory in training ({one_line(error)}); end other programs on this GPU if "
-            "there are any, raise --accumulation_steps, which makes the batches of training and of "
-            "the dev set smaller, or lower --batch_tokens in another --run_dir"
+            f"out of memory in training ({one_line(error)}); raise --accumulation_steps, which "
+            "splits batches, or lower --batch_tokens in another --run_dir"
         ) from error
 
 

@@ -12,7 +12,7 @@ import pathlib
 import keras
 from keras import ops
 
-from keras_transformer.config import PAD_ID, TrainingConfig
+from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, writing
 from keras_transformer.models import Seq2SeqModel
@@ -84,21 +84,15 @@ def training_cost(metrics: pathlib.Path, checkpoint: str) -> dict[str, float]:
     return {name: last[name] for name in ("step", *TOTALS) if name in last}
 
 
-def cost_summary(last: Row, training: TrainingConfig) -> list[str]:
-    """Returns the lines to print at the end of a run, from the last row of metrics.jsonl."""
+def cost_summary(last: Row) -> str:
+    """Returns the line to print at the end of a run, from the last row of metrics.jsonl."""
     tokens, seconds = last["target_tokens"], last["seconds"]
     hours, minutes = int(seconds) // 3600, int(seconds) // 60 % 60
-    lines = [
+    return (
         f"Trained {last['step']:,} step{'s' * (last['step'] != 1)} on {tokens:,.0f} target tokens "
         f"in {hours}:{minutes:02}:{int(seconds) % 60:02}, {tokens / seconds:,.0f} tokens/s "
-        "(without validation and checkpoints).",
-    ]
-    if "flops" in last:
-        lines.append(
-            f"Model FLOPs: {last['flops']:.3g}, {last['padded_flops']:.3g} with padding, in "
-            f"{training.precision}; {last['flops'] / seconds:.3g} per second."
-        )
-    return lines
+        "(without validation and checkpoints)."
+    )
 
 
 def _rows(path: pathlib.Path) -> tuple[list[Row], list[int]]:

@@ -1,18 +1,13 @@
 """From text to vocabularies and token ids, as a task reads the files that a `DataConfig` names."""
 
 import itertools
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from keras_transformer.config import (
-    DEFAULT_VOCABULARY_SIZE,
-    WORD_START,
-    DataConfig,
-)
+from keras_transformer.config import DEFAULT_VOCABULARY_SIZE, WORD_START, DataConfig
 from keras_transformer.config.search import MAX_TOKENS
 from keras_transformer.data import (
     AugmentedPairs,
@@ -34,7 +29,6 @@ Say = Callable[[str], None]  # called with lines about the progress
 _TRANSLATION = TranslationTask()
 _MEASURED_PAIRS = 1_000_000  # to find how long outputs must be
 _BEYOND_SHARE = 0.001  # of the training pairs may be longer: many corpora have some that are wrong
-_NORMALIZED_PAIRS = 100_000  # of each corpus, to see what normalization changes
 
 
 def training_corpus(
@@ -161,36 +155,13 @@ def subword_samplers(
 
 
 def make_vocabularies(
-    data: DataConfig, task: Task = _TRANSLATION, say: Callable[[str], None] = lambda message: None
+    data: DataConfig, task: Task = _TRANSLATION, say: Say = lambda line: None
 ) -> tuple[Vocabulary, Vocabulary]:
     """Loads or learns the vocabularies of source and target; one object if they share it.
 
-    They are learned from the text to train on, see `learn_from_corpus`. `say` receives what their
-    normalization changes in the text, and whether that supports fewer tokens than the default.
+    They are learned from the text to train on, see `learn_from_corpus`. `say` receives whether that
+    supports fewer tokens than the default.
     """
-    vocabularies = _make_vocabularies(data, task, say)
-    for side, vocabulary in enumerate(vocabularies):
-        sources = (
-            itertools.islice(source, _NORMALIZED_PAIRS) for source in task.train_sources(data)
-        )
-        texts = [pair[side] for source in sources for pair in source]
-        count, changes = vocabulary.normalization_changes(texts)
-        if count:
-            # Composed and decomposed characters look alike.
-            look_alike = any(unicodedata.normalize("NFC", old) == new for old, new in changes)
-            show = ascii if look_alike else repr
-            examples = ", ".join(f"{show(old)} becomes {show(new)}" for old, new in changes)
-            say(
-                f"Normalization changes {count / len(texts):.1%} of the "
-                f"{('source', 'target')[side]} lines: {examples}. The model never writes what is "
-                "replaced; see --vocabulary_normalization."
-            )
-    return vocabularies
-
-
-def _make_vocabularies(
-    data: DataConfig, task: Task, say: Callable[[str], None]
-) -> tuple[Vocabulary, Vocabulary]:
     if data.vocabulary is not None:
         source = Vocabulary.load(data.vocabulary)
         path = data.target_vocabulary

@@ -78,7 +78,6 @@ class TrainingLog:
         last = rows[-1] if rows else {}
         self._totals = {name: last.get(name, 0) for name in TOTALS}  # in the newest row
         self._skipped_before = last.get("skipped_steps", 0)  # by earlier processes
-        self._skipped_shown = 0.0
         self._begin: float | None = None  # of the first update that no row covers yet
         self._board: Any = None
         if tensorboard and self._writes:
@@ -165,10 +164,6 @@ class TrainingLog:
                 self._print(row, parts)
             else:
                 self._bar.set_postfix_str("  ".join(parts))
-        if row["skipped_steps"] > self._skipped_shown:
-            self._skipped_shown = row["skipped_steps"]
-            text = f"{self._skipped_shown:,} updates skipped so far: gradient not finite"
-            self._print(row, [text])
         if dev_values(row):
             dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
             metrics = [

@@ -17,6 +17,7 @@ read as a run too: it has weights.safetensors instead of checkpoints.
 
 import contextlib
 import json
+import operator
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -113,12 +114,6 @@ class RunDirectory:
             if isinstance(files, (str, os.PathLike)):
                 options[f"{split}_file"] = str(files)
             elif files is not None:
-                if len(files) != 2:
-                    raise InputError(
-                        f"{split} must be a file with both sides, or one of source and one of "
-                        f"target sentences, got {len(files)} files; join the paths of a side with "
-                        "commas"
-                    )
                 options[f"{split}_source"], options[f"{split}_target"] = map(str, files)
         create_run(run, run.make_configs(options, start_from))
         return run
@@ -152,15 +147,13 @@ class RunDirectory:
         return self._config_path.is_file()
 
     def check_is_new(self) -> None:
-        """Raises `InputError` if a run, or the rest of one, is here, or a path has a comma."""
-        if "," in str(self.path):
-            raise InputError(f"{self.path} has a comma, which separates runs; give another path")
+        """Raises `InputError` if a run, or the rest of one, is here."""
         if self.exists:
             raise InputError(f"{self.path} holds a run already; resume it, or give another path")
         if any(self.checkpoints().steps()) or self.metrics_path.exists():
             raise InputError(
-                f"{self.path} has checkpoints or metrics of a run, but no config.json; restore it "
-                "from a copy, or give another --run_dir"
+                f"{self.path} has checkpoints or metrics of a run, but no config.json; restore it, "
+                "or give another --run_dir"
             )
 
     def write(
@@ -215,8 +208,8 @@ class RunDirectory:
         with self.lock():
             before = self.configs()
             before.check_may_become(changed)
-            was, will_be = before.training, changed.training
-            if (was.average_last, was.average_best) != (will_be.average_last, will_be.average_best):
+            fields = operator.attrgetter("average_last", "average_best")
+            if fields(before.training) != fields(changed.training):
                 self.checkpoints().drop(AVERAGE)  # made again when the run comes to its end
             self._update_config(**changed.to_dict())
 
@@ -285,10 +278,7 @@ class RunDirectory:
             vocabularies.append(Vocabulary.load(path))
             fingerprint = vocabularies[-1].fingerprint
             if fingerprint != fingerprints.get(path.name, fingerprint):
-                raise InputError(
-                    f"{path} is not the vocabulary that the run was created with; restore it from "
-                    "a copy"
-                )
+                raise InputError(f"{path} is not the vocabulary that the run was created with")
         return vocabularies[0], vocabularies[-1]
 
     def checkpoints(self) -> Checkpoints:
@@ -320,11 +310,9 @@ class RunDirectory:
         model = build_model(self.configs().model, dtype=dtype)
         packed = self.path / _PACKED
         if packed.is_file():
-            arrays = safetensors.numpy.load_file(packed)
-            assign(by_name(model, model.weights), arrays, packed)
+            assign(by_name(model, model.weights), safetensors.numpy.load_file(packed), packed)
         else:
-            checkpoints = self.checkpoints()
-            checkpoints.restore(model, checkpoints.find(checkpoint))
+            self.checkpoints().restore(model, checkpoint)
         return model
 
     def is_stalled(self, step: int) -> bool:
@@ -371,18 +359,14 @@ class RunDirectory:
         """Yields the content of config.json; `InputError` if the block cannot use it."""
         path = self._config_path
         if not path.is_file():
-            raise InputError(
-                f"no training run in {self.path}: it has no {path.name}; give the --run_dir of an "
-                "earlier keras-transformer train"
-            )
+            raise InputError(f"no training run in {self.path}: it has no {path.name}")
         try:
             yield json.loads(path.read_text(encoding="utf-8"))
         except NotRegisteredError as error:
             raise InputError(f"{path}: {error}") from error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"{path} is damaged or of no run ({type(error).__name__}: {error}); restore it "
-                "from a copy, or make a run of another toolkit's model with import_model"
+                f"{path} is damaged or of no run ({type(error).__name__}: {error})"
             ) from error
 
     def _writing(self) -> contextlib.AbstractContextManager[None]:
@@ -446,9 +430,10 @@ def create_run(
         else:
             say("Preparing the vocabulary ...")
             vocabularies = make_vocabularies(data, configs.task, say)
-            configs = configs.with_vocabulary_sizes(
-                *(vocabulary.size for vocabulary in vocabularies)
-            )
+            sizes = {"vocabulary_size": vocabularies[0].size}  # perhaps smaller than asked for
+            if not data.shares_vocabulary:
+                sizes["target_vocabulary_size"] = vocabularies[1].size
+            configs = configs._replace(model=configs.model.replace(**sizes))
         folder = run.path / "tokens"
         corpus = training_corpus(data, vocabularies, folder, task=configs.task, say=say, **options)
         configs = with_room_for_targets(configs, corpus)

@@ -37,7 +37,6 @@ DEFAULT_TASK = "translation"
 # A run that starts from another one has a tenth of the paper's peak rate, (model_dim * 4000)^-0.5.
 _FINE_TUNING_RATE = 0.1
 _WARMUP_STEPS = 4000
-_SHOWN_DIFFERENCES = 4
 
 
 class RunConfigs(NamedTuple):
@@ -111,16 +110,8 @@ class RunConfigs(NamedTuple):
             dict(values.get("origin", {})),
         )
 
-    def with_vocabulary_sizes(self, source: int, target: int) -> "RunConfigs":
-        """Returns them with the sizes that vocabularies came out with, which may be smaller."""
-        sizes = {"vocabulary_size": source}
-        if not self.required_data.shares_vocabulary:
-            sizes["target_vocabulary_size"] = target
-        return self._replace(model=self.model.replace(**sizes))
-
     def check_may_become(self, changed: "RunConfigs") -> None:
         """Raises `InputError` that lists the settings of `changed` that differ and must not."""
-        before, after = self._flat(), changed._flat()
         may_change = {
             name
             for config in (DataConfig, TrainingConfig)
@@ -128,26 +119,21 @@ class RunConfigs(NamedTuple):
         }
         if self.training.schedule in ("cosine", "linear"):  # which end at the last step
             may_change.discard("train_steps")
+        before, after = self._flat(), changed._flat()
         differences = [
             f"{name} is {before.get(name)!r} there and {value!r} here"
             for name, value in after.items()
             if name not in may_change and value != before.get(name)
         ]
         if differences:
-            more = len(differences) - _SHOWN_DIFFERENCES
-            differences[_SHOWN_DIFFERENCES:] = [f"and {more} more"] if more > 0 else []
             raise InputError(
                 f"the run has other settings: {'; '.join(differences)}; remove these options to "
                 "resume it, or give another --run_dir, with --start_from to begin with its weights"
             )
 
-    def parts(self) -> tuple[JsonConfig, ...]:
-        """Returns the configurations that options set."""
-        return self.model, self.required_data, self.training, self.task
-
     def _flat(self) -> dict[str, Any]:
         values: dict[str, Any] = {"task": self.task.name}
-        for config in self.parts():
+        for config in (self.model, self.required_data, self.training, self.task):
             values |= config.to_dict()
         return values
 
@@ -178,30 +164,22 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
     _check_names(options)
     if not names_data(options):
         raise InputError("--start_from needs text to train on; name it, as in --train_source")
-    vocabulary_fields = DataConfig.fields_with(for_vocabulary=True)
-    model_options = _model_options(options)
-    if "architecture" in options:
-        model_options["architecture"] = options["architecture"]
+    for_vocabulary = DataConfig.fields_with(for_vocabulary=True)
+    model_options, model_values = _model_options(options), origin.model.to_dict()
     rates = {name: value for name, value in model_options.items() if name.endswith("dropout")}
-    model_values = origin.model.to_dict()
-    fixed = [name for name in vocabulary_fields if name in options]
-    fixed += [
+    changes = [name for name in for_vocabulary if name in options] + [
         name
         for name, value in model_options.items()
         if name not in rates and value != model_values.get(name)
     ]
-    if fixed:
+    if changes:
         raise InputError(
-            f"--{fixed[0]} cannot be combined with --start_from: model and vocabularies are those "
-            f"of {path}; remove --{', --'.join(fixed)}"
+            f"--{changes[0]} cannot be combined with --start_from: model and vocabularies are "
+            f"those of {path}; remove --{', --'.join(changes)}"
         )
-    task_type = get_task(options.get("task", origin.task.name))
-    is_same = task_type is type(origin.task)
-    changes = task_type.pick(options)
-    task = origin.task.replace(**changes) if is_same else task_type(**changes)
-    inherited: dict[str, Any] = {}
+    task, inherited = _changed_task(origin.task, options), {}
     if origin.data is not None:
-        inherited = {name: getattr(origin.data, name) for name in vocabulary_fields}
+        inherited = {name: getattr(origin.data, name) for name in for_vocabulary}
     rate = _FINE_TUNING_RATE * (origin.model.model_dim * _WARMUP_STEPS) ** -0.5
     configs = origin._replace(
         model=origin.model.replace(**rates),
@@ -219,13 +197,6 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
     Raises `InputError` as `new_configs` does, and for a value that the run may not change.
     """
     _check_names(options)
-    config, task = type(configs.model), configs.task
-    for name, value in (("architecture", config.architecture), ("task", task.name)):
-        if options.get(name, value) != value:
-            raise InputError(
-                f"{name} is {value!r} there and {options[name]!r} here; remove --{name}, or give "
-                "another --run_dir"
-            )
     model_values, training_values = _model_options(options), TrainingConfig.pick(options)
     if training_values.get("precision") == "auto":  # the run keeps what it has meant
         del training_values["precision"]
@@ -233,12 +204,12 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
         name = options["preset"]
         training_values = TRAINING_PRESETS[preset_size(name)] | training_values
         if "start_from" not in configs.origin:  # whose model is another run's
-            model_values = _sizes(config, name) | model_values
+            model_values = _sizes(type(configs.model), name) | model_values
     changed = configs._replace(
-        model=config.from_dict(configs.model.to_dict() | model_values),
+        model=configs.model.from_dict(configs.model.to_dict() | model_values),
         data=configs.required_data.replace(**_data_options(options)),
         training=configs.training.replace(**training_values),
-        task=task.replace(**type(task).pick(options)),
+        task=_changed_task(configs.task, options),
     )
     configs.check_may_become(changed)
     return _checked(changed, options)
@@ -256,6 +227,13 @@ def option_names() -> set[str]:
     configs += map(get_task, registered_tasks())
     fields = {field for config in configs for field in config.fields_with()}
     return fields | {"preset", "architecture", "task"}
+
+
+def _changed_task(task: Task, options: Options) -> Task:
+    """Returns a task with the options of the one that they name, by default the same."""
+    task_type = get_task(options.get("task", task.name))
+    changes = task_type.pick(options)
+    return task.replace(**changes) if task_type is type(task) else task_type(**changes)
 
 
 def _data(task: Task, options: Options, inherited: Options | None = None) -> DataConfig:
@@ -292,7 +270,7 @@ def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
         values["target_vocabulary_size"] = size
         values.setdefault("share_embeddings", "target")
     architecture = options.get("architecture")
-    config = ModelConfig if architecture is None else architectures()[architecture]
+    config = architectures()[architecture] if architecture else ModelConfig
     preset = options.get("preset", DEFAULT_PRESET)
     if config.presets():
         return config.preset(preset, **values)
@@ -313,8 +291,8 @@ def _sizes(config: type[ModelConfig], preset: str) -> dict[str, Any]:
 
 
 def _model_options(options: Options) -> dict[str, Any]:
-    """Returns the options that are fields of any architecture."""
-    values: dict[str, Any] = {}
+    """Returns the options that are fields of any architecture, and its name."""
+    values = {name: options[name] for name in ("architecture",) if name in options}
     for config in architectures().values():
         values |= config.pick(options)
     # The option of that name is a field of the data; a vocabulary may come out smaller.

@@ -76,18 +76,6 @@ COMPATIBLE = [
 def test_text_of_other_scripts_comes_back_by_default(options):
     vocabulary = learn_vocabulary(COMPATIBLE, size=100, kind="char", **options)
     assert vocabulary.decode(vocabulary.encode(COMPATIBLE)) == COMPATIBLE
-    assert vocabulary.normalization_changes(COMPATIBLE) == (0, [])
-
-
-def test_normalization_reports_what_it_changes():
-    vocabulary = learn_vocabulary(COMPATIBLE, size=100, kind="char", normalization="nfkc")
-    count, changes = vocabulary.normalization_changes([*COMPATIBLE, "½!", "½?", "ein  Hund "])
-    assert count == 5 + 2  # the joiner U+200D and an emoji stay
-    assert changes[0] == ("½", "1⁄2") and len(changes) == 3
-    vocabulary = learn_vocabulary(["é"], size=100, kind="char")
-    assert vocabulary.normalization_changes(["ein caf\u0065\u0301", "é"]) == (
-        1, [("caf\u0065\u0301", "café")]
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 from collections.abc import Iterable
 
@@ -272,19 +273,20 @@ def test_newest_whole_checkpoint_is_taken(checkpoints, damage, capsys):
         damage(checkpoints.path(name))
         with pytest.raises(InputError, match=f"{name}.safetensors is damaged"):
             checkpoints.restore(make_model(), name)
-    said, model = [], make_model(seed=9)
-    assert checkpoints.resume(model, say=said.append) == 2
+    model = make_model(seed=9)
+    assert checkpoints.resume(model) == 2
     assert_same_state(model, make_model(seed=2))
-    (line,) = said
-    assert "step-3" in line and line.endswith("; using step-2 instead.")
     assert checkpoints.find("auto") == "step-2"
     output = capsys.readouterr()
-    assert output.out == "" and "average" in output.err  # a translation may be on stdout
+    assert output.out == ""  # a translation may be there
+    assert [name for name in re.findall("step-.|average", output.err)] == [
+        "step-3", "average", "step-3",
+    ]  # fmt: skip
     checkpoints.save(make_model(seed=3), 3)  # written again when the run gets there
-    assert checkpoints.resume(model, say=said.append) == 3 and len(said) == 1
+    assert checkpoints.resume(model) == 3 and not capsys.readouterr().err
     for step in (1, 2, 3):
         damage(checkpoints.path(f"step-{step}"))
-    with pytest.raises(InputError, match=r"^no checkpoint in .* is whole: .*step-1"):
+    with pytest.raises(InputError, match=r"^no checkpoint in .* is whole"):
         checkpoints.resume(model)
 
 
@@ -293,7 +295,7 @@ def test_files_without_manifest_are_read(checkpoints):
     manifest = checkpoints.folder / "manifest.json"
     for content in ("", "[]", '{"metrics": 3}'):
         manifest.write_text(content)
-        with pytest.raises(InputError, match=r"manifest\.json is damaged \(.*delete it"):
+        with pytest.raises(InputError, match=r"manifest\.json is damaged \("):
             checkpoints.resume(make_model())
     manifest.unlink()
     assert checkpoints.resume(make_model()) == 1
@@ -339,7 +341,7 @@ def test_failed_write_leaves_earlier_checkpoints(checkpoints, full_disk):
         assert_equal(restored.weights, model.weights)
 
 
-def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch):
+def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch, capsys):
     """Copies the folder before each change: that is what a kill at this moment would leave."""
     folder, moments = tmp_path / "checkpoints", []
 
@@ -365,9 +367,8 @@ def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch):
             saving.save_weights(model)  # as at the end of a run, which is then extended
     litter, averages = 0, 0
     for moment in [*moments, folder]:
-        checkpoints, said = Checkpoints(moment, **options), []
-        step = checkpoints.resume(model, say=said.append)
-        assert said == []
+        checkpoints = Checkpoints(moment, **options)
+        step = checkpoints.resume(model)
         assert step == checkpoints.steps()[-1] > 0
         assert all(np.all(value == step) for value in model.variables)
         assert max(checkpoints.dev_metrics()) in (step, step + 1)
@@ -382,4 +383,5 @@ def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch):
         assert {f"{name}.safetensors" for name in stored} >= files_of(checkpoints) - {
             "manifest.json"
         }
+    assert not capsys.readouterr().err  # none was damaged
     assert min(litter, averages) > 10  # the moments were in the middle of things

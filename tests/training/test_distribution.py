@@ -13,7 +13,6 @@ import tensorflow as tf
 from helpers import cluster
 from tiny_run import contents
 
-from keras_transformer import host
 from keras_transformer.errors import InputError
 from keras_transformer.training import distribution as module
 from keras_transformer.training.distribution import make_strategy, report_out_of_memory
@@ -48,9 +47,7 @@ def gpus(monkeypatch):
     """Makes TensorFlow show GPUs of these compute capabilities."""
 
     def show(*capabilities):
-        gpus = [
-            dict(compute_capability=each, device_name=f"GPU {each[0]}") for each in capabilities
-        ]
+        gpus = [dict(compute_capability=each) for each in capabilities]
         config = module.tf.config
         monkeypatch.setattr(config, "list_physical_devices", lambda kind: gpus)
         monkeypatch.setattr(config.experimental, "get_device_details", lambda gpu: gpu)
@@ -75,29 +72,6 @@ def test_auto_precision_follows_from_the_device(
     gpus(*capabilities)
     monkeypatch.setattr(module, "has_bfloat16", lambda: has_instructions)
     assert module.auto_precision() == expected
-
-
-@pytest.mark.parametrize(
-    ("driver", "capabilities", "hidden", "reported"),
-    [
-        ("none", [], None, False),
-        ("", [], None, True),
-        ("", [], "-1", False),  # hidden on purpose
-        ("", [(9, 0)], None, False),
-    ],
-)
-def test_devices_are_named_and_a_driver_without_a_gpu_is_reported(
-    gpus, monkeypatch, tmp_path, driver, capabilities, hidden, reported
-):
-    gpus(*capabilities)
-    monkeypatch.setattr(host, "NVIDIA_DRIVER", tmp_path / driver)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if hidden is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    line = module.why_no_gpu()
-    assert ('for the GPU run: pip install "tensorflow[and-cuda]"' in line) == bool(line) == reported
-    named = module.describe_devices(tf.distribute.get_strategy())
-    assert named == ("the GPU (GPU 9)" if capabilities else "the CPU")
 
 
 @pytest.mark.parametrize(
