@@ -59,10 +59,10 @@ class EvaluationSet(NamedTuple):
 
     def read(self, task: Task) -> "ParallelText | None":
         """Returns the sentences and references that the flags name, if any."""
-        from keras_transformer.data import ParallelText, read_parallel
+        from keras_transformer.data import FilePair, ParallelText
 
         if self.source.value is not None and self.target.value is not None:
-            text = read_parallel(self.source.value, self.target.value)
+            text = ParallelText.from_pairs(FilePair(self.source.value, self.target.value))
         elif self.file.value is not None:
             text = ParallelText.from_pairs(task.read_file(self.file.value))
         else:

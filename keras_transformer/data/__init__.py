@@ -21,7 +21,6 @@ from keras_transformer.data.corpus import (
     TsvFile,
     learn_from_corpus,
     pad_ids,
-    read_parallel,
 )
 from keras_transformer.data.datasets import DatasetSplit
 from keras_transformer.data.token_cache import cached_corpus
@@ -45,7 +44,6 @@ __all__ = [
     "evaluation_batches",
     "learn_from_corpus",
     "pad_ids",
-    "read_parallel",
     "to_dataset",
     "training_batches",
 ]

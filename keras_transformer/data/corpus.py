@@ -113,11 +113,6 @@ class TsvFile(PairFile):
             yield source, targets[0]
 
 
-def read_parallel(source_path: Path, target_path: Path) -> ParallelText:
-    """Reads two files whose lines translate each other; errors as in `FilePair`."""
-    return ParallelText.from_pairs(FilePair(source_path, target_path))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class TokenizedCorpus:
     """Pairs of token sequences: pair n has source_ids[source_offsets[n]:source_offsets[n + 1]].

@@ -5,7 +5,7 @@ Shapes: B pairs, S source length, T target length, both with EOS.
 
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class Seq2SeqPreprocessor:
         max_length: the most tokens of a text, without BOS and EOS.
 
     Attributes:
-        source, target, max_length: as given.
+        source, target, max_length: as in the arguments.
         dropped: pairs that the last call of `batches` left out, by reason: "empty", "too long".
 
     Example:
@@ -70,11 +70,6 @@ class Seq2SeqPreprocessor:
             with EOS, `target` begins with BOS. Without B for one string each.
         """
         texts = tuple(tf.convert_to_tensor(text, tf.string) for text in (source, target))
-        if {text.shape.rank for text in texts} not in ({0}, {1}):
-            raise InputError(
-                "source and target must be strings [B], or one string each, got the shapes "
-                f"{texts[0].shape} and {texts[1].shape}"
-            )
         is_single = texts[0].shape.rank == 0
         source_tokens, target_tokens = (
             tokenizer.tokenize(tf.reshape(text, [-1]), self.max_length)
@@ -138,51 +133,33 @@ def read_pairs(pairs: Any) -> ParallelText:
     """Reads pairs of a source and a target text into memory.
 
     Args:
-        pairs: an iterable of (source, target), such as `zip(sources, targets)`; a tuple of two
-            lists, sources and targets; or a `tf.data.Dataset` of (source, target) strings, batched
-            or not, as TensorFlow Datasets gives it with `as_supervised=True`. Text is str, or UTF-8
-            in bytes.
+        pairs: an iterable of (source, target), such as `zip(sources, targets)`; or a
+            `tf.data.Dataset` of (source, target) strings, batched or not, as TensorFlow Datasets
+            gives it with `as_supervised=True`. Text is str, or UTF-8 in bytes.
 
     Raises:
         InputError: something else was given, or there are no pairs.
     """
-    if hasattr(pairs, "element_spec"):
-        pairs = _pairs_of_dataset(pairs)
-    elif (
-        isinstance(pairs, tuple)
-        and len(pairs) == 2
-        and not any(isinstance(side, str | bytes | tuple | Mapping | Set) for side in pairs)
-    ):
-        sources, targets = map(list, pairs)
-        if len(sources) != len(targets):
-            raise InputError(
-                f"source and target must pair up, got {len(sources)} and {len(targets)} texts"
-            )
-        pairs = zip(sources, targets, strict=True)
     text = ParallelText([], [])
-    for pair in pairs if isinstance(pairs, Iterable) else [pairs]:
+    for pair in _pairs_of_dataset(pairs) if hasattr(pairs, "element_spec") else pairs:
         is_pair = isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2
         if not is_pair or not all(isinstance(side, str | bytes) for side in pair):
             raise InputError(f"expected pairs of text, (source, target), got {repr(pair)[:80]}")
         text.source.append(as_text(pair[0]))
         text.target.append(as_text(pair[1]))
     if not text.source:
-        raise InputError(
-            "there are no pairs of text; zip and other iterators can be read once only: give a list"
-        )
+        raise InputError("there are no pairs of text; an iterator can be read once only")
     return text
 
 
 def _pairs_of_dataset(dataset: tf.data.Dataset) -> Iterator[tuple[bytes, bytes]]:
     spec = dataset.element_spec
-    is_pair = isinstance(spec, tuple) and len(spec) == 2
-    if not is_pair or not all(
-        isinstance(side, tf.TensorSpec) and side.dtype == tf.string and side.shape.rank in (0, 1)
-        for side in spec
-    ):
+    if not isinstance(spec, tuple) or [getattr(side, "dtype", None) for side in spec] != [
+        tf.string, tf.string
+    ]:  # fmt: skip
         raise InputError(
             f"expected a data set of pairs of strings, (source, target), got {spec}; load one of "
-            "TensorFlow Datasets with as_supervised=True, or map yours to pairs"
+            "TensorFlow Datasets with as_supervised=True"
         )
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise InputError("the data set repeats without end; remove repeat()")

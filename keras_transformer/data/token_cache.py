@@ -81,8 +81,8 @@ def cached_corpus(
             if not path.exists():  # as another process has made the same one meanwhile
                 raise
         corpus = _open(path)
-    if corpus is None:
-        raise InputError(f"{path} cannot be read just after it was written; check that disk")
+        if corpus is None:
+            raise InputError(f"{path} cannot be read just after it was written; check that disk")
     if not keep_others:
         for other in {*path.parent.glob("tokens-*")} - {path}:
             shutil.rmtree(other, ignore_errors=True)
@@ -117,18 +117,14 @@ def _write(
     types = {f"{side}_offsets": "<i8" for side in _SIDES}
     for side, vocabulary in zip(_SIDES, vocabularies, strict=True):
         types[f"{side}_ids"] = "<u2" if vocabulary.size <= 1 << 16 else "<i4"
-    digests = {name: hashlib.sha256() for name in types}
-    lengths = dict.fromkeys(types, 0)
+    ends = dict.fromkeys(_SIDES, 0)  # of the sentences so far
     total: collections.Counter[str] = collections.Counter()
     num_pairs = 0
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context((folder / name).open("wb")) for name in types}
 
         def append(name: str, values: npt.NDArray[Any]) -> None:
-            data = values.astype(types[name]).data
-            files[name].write(data)
-            digests[name].update(data)
-            lengths[name] += len(values)
+            files[name].write(values.astype(types[name]).data)
 
         for side in _SIDES:
             append(f"{side}_offsets", np.zeros(1, np.int64))
@@ -139,9 +135,10 @@ def _write(
                 ids = (v.encode(side) for v, side in zip(vocabularies, text, strict=True))
                 corpus = TokenizedCorpus.from_ids(*ids, **limits, may_be_empty=True)
                 for side in _SIDES:
-                    begin = lengths[f"{side}_ids"]
                     append(f"{side}_ids", getattr(corpus, f"{side}_ids"))
-                    append(f"{side}_offsets", getattr(corpus, f"{side}_offsets")[1:] + begin)
+                    offsets = getattr(corpus, f"{side}_offsets") + ends[side]
+                    append(f"{side}_offsets", offsets[1:])
+                    ends[side] = offsets[-1]
                 dropped.update(corpus.dropped)
                 kept += len(corpus)
                 num_pairs += len(text.source)
@@ -154,7 +151,7 @@ def _write(
             total.update(dropped)
     manifest = {
         "inputs": inputs,
-        "arrays": {name: (types[name], digests[name].hexdigest()) for name in types},
+        "arrays": {name: (types[name], sha256([folder / name])) for name in types},
         "dropped": dict(total),
     }
     write_atomically(folder / _MANIFEST, json.dumps(manifest, indent=2))

@@ -8,12 +8,12 @@ import pytest
 from keras_transformer.config import EOS_ID
 from keras_transformer.data.corpus import (
     FilePair,
+    ParallelText,
     TokenizedCorpus,
     TsvFile,
     gather_rows,
     learn_from_corpus,
     pad_ids,
-    read_parallel,
 )
 from keras_transformer.errors import InputError
 
@@ -21,7 +21,7 @@ from keras_transformer.errors import InputError
 def test_parallel_files_keep_blank_lines_in_step(tmp_path):
     (tmp_path / "en").write_text("one\n\nthree\n")
     (tmp_path / "de").write_text("eins\nzwei\n\n")
-    text = read_parallel(tmp_path / "en", tmp_path / "de")
+    text = ParallelText.from_pairs(FilePair(tmp_path / "en", tmp_path / "de"))
     assert text.source == ["one", "", "three"]
     assert text.target == ["eins", "zwei", ""]
 
@@ -31,7 +31,7 @@ def test_files_of_different_length_are_an_error_with_the_shorter_one(tmp_path, l
     for name, count in zip(("en", "de"), lines, strict=True):
         (tmp_path / name).write_text("line\n" * count)
     with pytest.raises(InputError, match=f"{'de' if lines[0] > 2 else 'en'} has only 2"):
-        read_parallel(tmp_path / "en", tmp_path / "de")
+        ParallelText.from_pairs(FilePair(tmp_path / "en", tmp_path / "de"))
 
 
 def test_tsv_file_has_both_sides_on_each_line_and_can_be_read_again(tmp_path):
