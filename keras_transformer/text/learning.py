@@ -62,7 +62,6 @@ def learn_vocabulary(
     character_coverage: float = 1.0,
     byte_fallback: bool = False,
     max_sentences: int | None = None,
-    seed: int = 0,
     symbols: Sequence[str] = (),
 ) -> Vocabulary:
     """Learns a vocabulary; the same input gives the same bytes.
@@ -75,17 +74,15 @@ def learn_vocabulary(
         kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
             "word" for words between spaces, for example of tokenized text ("un@@ happy").
         normalization: what a model reads and writes. "nfc" composes letters and marks, makes spaces
-            of tabs, and keeps all else; "identity" changes nothing. "nfkc" is
-            Unicode NFKC as other toolkits have it: it also makes ASCII of full-width characters,
-            digits of ½ and ², "..." of an ellipsis, spaces of no-break ones and of Persian's
-            non-joiner, and drops control characters; the model can then write none of these. All
-            turn runs of spaces into one and trim the ends.
+            of tabs, and keeps all else; "identity" changes nothing; "nfkc" is Unicode NFKC as other
+            toolkits have it, which rewrites full-width characters, "½", "²", an ellipsis and
+            Persian's non-joiner, so that the model can write none of these. All turn runs of spaces
+            into one and trim the ends.
         character_coverage: share of all characters that get a token, from 0.98 to 1; the rarest
             become unknown.
         byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).
         max_sentences: learn from a random sample of this many, which bounds the memory and depends
             on the sentences alone, not on their order.
-        seed: of that sample.
         symbols: words that are one token each, however rare.
 
     Raises:
@@ -103,13 +100,9 @@ def learn_vocabulary(
         raise InputError(
             f"character_coverage must be from {MIN_COVERAGE} to 1, got {character_coverage}"
         )
-    if len({*symbols}) < len(symbols):
-        raise InputError(f"symbols must differ, got {', '.join(symbols)}")
     texts: Iterable[str] = map(as_text, sentences)
     if max_sentences is not None:
-        if max_sentences < 1:
-            raise InputError(f"max_sentences must be at least 1, got {max_sentences}")
-        texts = _sample(texts, max_sentences, seed)
+        texts = heapq.nsmallest(max_sentences, texts, key=_hash)
     model = io.BytesIO()
     reader_errors: list[Exception] = []
     try:
@@ -176,15 +169,9 @@ def _portable(model_bytes: bytes, kind: str) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def _sample(sentences: Iterable[str], count: int, seed: int) -> list[str]:
-    """Returns the `count` sentences with the lowest hashes, whatever the order of the text."""
-    salt = seed.to_bytes(8, "big")
-
-    def hash_of(sentence: str) -> bytes:
-        data = sentence.encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(data, digest_size=8, salt=salt).digest()
-
-    return heapq.nsmallest(count, sentences, key=hash_of)
+def _hash(sentence: str) -> bytes:
+    data = sentence.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=8, salt=bytes(8)).digest()
 
 
 def _training_lines(

@@ -6,20 +6,6 @@ so that a server takes and returns plain sentences.
 Shapes: B sentences, L length of the longest.
 """
 
-import importlib.util
-import os
-
-from keras_transformer.errors import InputError
-
-# TensorFlow Text imports the Keras of TensorFlow.
-if (legacy := os.environ.get("TF_USE_LEGACY_KERAS")) in ("1", "true", "True") and (
-    importlib.util.find_spec("tf_keras") is None
-):
-    raise InputError(
-        f"TF_USE_LEGACY_KERAS={legacy} makes TensorFlow Text look for Keras 2, which is not "
-        "installed; unset it: this package needs Keras 3"
-    )
-
 import tensorflow as tf
 import tensorflow_text as tf_text
 

@@ -8,7 +8,6 @@ import operator
 import pytest
 
 from keras_transformer.config import UNK_ID
-from keras_transformer.errors import InputError
 from keras_transformer.text import SubwordSampler, learn_vocabulary
 
 SENTENCES = [
@@ -71,10 +70,3 @@ def test_blank_sentence_and_one_with_an_unknown_token_are_unchanged(vocabulary, 
     blank = [next(id_ for id_ in range(vocabulary.size) if vocabulary.pieces([id_]) == ["\u2581"])]
     for seed in range(20):
         assert sampler([known, unknown, blank, []], seed=seed)[1:] == [unknown, blank, []]
-
-
-@pytest.mark.parametrize("kind", ["char", "word"])
-def test_vocabulary_with_one_segmentation_is_an_error(kind):
-    vocabulary = learn_vocabulary(SENTENCES, size=40, kind=kind)
-    with pytest.raises(InputError, match="needs a vocabulary of kind bpe or unigram"):
-        SubwordSampler(vocabulary, alpha=0.1)
