@@ -43,22 +43,6 @@ def _flat_labels_and_logits(labels: Tensor, logits: Tensor) -> tuple[Tensor, Ten
     return ops.cast(ops.reshape(labels, (-1,)), "int32"), flat
 
 
-def _matching_labels(labels: Tensor, logits: Tensor) -> Tensor:
-    """Returns labels [B, T], also of [B, T, 1], as Keras does; other shapes are `InputError`."""
-    labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
-    known, expected = list(labels.shape), list(logits.shape[:-1])
-    if known[-1:] == [1] and len(known) == len(expected) + 1:
-        known.pop()
-        labels = ops.squeeze(labels, -1)
-    pairs = zip(known, expected, strict=False)
-    if len(known) != len(expected) or any(a != b for a, b in pairs if None not in (a, b)):
-        raise InputError(
-            f"labels must be ids [B, T] for logits [B, T, V], got {tuple(labels.shape)} and "
-            f"{tuple(logits.shape)}; the target is as long as the labels and begins with BOS"
-        )
-    return labels
-
-
 def log_normalizer(logits: Tensor) -> Tensor:
     """Returns log Z = log(sum(exp(logits))) [N] of float32 logits [N, V].
 
@@ -111,12 +95,15 @@ def _real(labels: Tensor) -> Tensor:
     return ops.cast(ops.not_equal(labels, PAD_ID), "float32")
 
 
-def _weights_of_tokens(sample_weight: Any, tokens: Tensor) -> Tensor:
-    """Returns sample weights, [B], [B, T] or [B, T, 1], as float32 to multiply tokens [B, T]."""
+def _weights(labels: Tensor, sample_weight: Any) -> Tensor:
+    """Returns the weight of each token of labels [B, T], 0 for padding, as float32 [B, T].
+
+    `sample_weight` is None, [B], [B, T] or [B, T, 1].
+    """
+    if sample_weight is None:
+        return _real(labels)
     weights = ops.cast(sample_weight, "float32")
-    if len(weights.shape) == len(tokens.shape) + 1 and weights.shape[-1] == 1:
-        return ops.squeeze(weights, -1)
-    return weights if len(weights.shape) == len(tokens.shape) else weights[..., None]
+    return _real(labels) * ops.reshape(weights, (*ops.shape(weights), 1)[:2])
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -148,12 +135,9 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         self, labels: Tensor, logits: Tensor, sample_weight: Any = None
     ) -> tuple[Tensor, Tensor]:
         """Returns the sum of the weighted losses of the real tokens, and their number, float32."""
-        labels = _matching_labels(labels, logits)
-        real = _real(labels)  # [B, T]
-        losses = self.call(labels, logits) * real
-        if sample_weight is not None:
-            losses *= _weights_of_tokens(sample_weight, real)
-        return ops.sum(losses), ops.sum(real)
+        labels = ops.reshape(labels, ops.shape(logits)[:-1])  # of [B, T, 1] too, as Keras does
+        losses = self.call(labels, logits) * _weights(labels, sample_weight)  # [B, T]
+        return ops.sum(losses), ops.sum(_real(labels))
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
         total, tokens = self.sum_and_tokens(y_true, y_pred, sample_weight)
@@ -169,43 +153,42 @@ class SmoothedCrossEntropy(keras.losses.Loss):
         return {"smoothing": self.smoothing, "name": self.name}
 
 
-def _weights(labels: Tensor, logits: Tensor, sample_weight: Any) -> Tensor:
-    """Returns the weight of each token of labels [B, T], 0 for padding: [B * T].
+class _MeanOfTokens(keras.metrics.Mean):
+    """The base of metrics that are means over the real target tokens."""
 
-    `sample_weight` is None, [B] or [B, T].
-    """
-    weights = _real(_matching_labels(labels, logits))
-    if sample_weight is not None:
-        weights *= _weights_of_tokens(sample_weight, weights)
-    return ops.reshape(weights, (-1,))
+    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
+        weights = _weights(ops.reshape(y_true, ops.shape(y_pred)[:-1]), sample_weight)
+        values = self.values(*_flat_labels_and_logits(y_true, y_pred))
+        super().update_state(values, ops.reshape(weights, (-1,)))
+
+    def values(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """Returns the value [N] of each of int32 labels [N], for float32 logits [N, V]."""
+        raise NotImplementedError
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class TokenAccuracy(keras.metrics.Mean):
+class TokenAccuracy(_MeanOfTokens):
     """The share of real target tokens whose logit is the highest; a tie counts as right."""
 
     def __init__(self, name: str = "accuracy", dtype: Any = "float32") -> None:
         super().__init__(name=name, dtype=dtype)
         self._direction = "up"  # for `EarlyStopping` and `ModelCheckpoint`
 
-    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
-        labels, logits = _flat_labels_and_logits(y_true, y_pred)
+    def values(self, labels: Tensor, logits: Tensor) -> Tensor:
         is_best = ops.equal(_label_logits(labels, logits), ops.max(logits, axis=-1))
-        super().update_state(ops.cast(is_best, "float32"), _weights(y_true, y_pred, sample_weight))
+        return ops.cast(is_best, "float32")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Perplexity(keras.metrics.Mean):
+class Perplexity(_MeanOfTokens):
     """exp of the mean negative log-probability of the real target tokens, without smoothing."""
 
     def __init__(self, name: str = "perplexity", dtype: Any = "float32") -> None:
         super().__init__(name=name, dtype=dtype)
         self._direction = "down"
 
-    def update_state(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> None:
-        labels, logits = _flat_labels_and_logits(y_true, y_pred)
-        losses = log_normalizer(logits) - _label_logits(labels, logits)
-        super().update_state(losses, _weights(y_true, y_pred, sample_weight))
+    def values(self, labels: Tensor, logits: Tensor) -> Tensor:
+        return log_normalizer(logits) - _label_logits(labels, logits)
 
     def result(self) -> Tensor:
         return ops.exp(super().result())

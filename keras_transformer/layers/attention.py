@@ -15,15 +15,14 @@ import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.errors import InputError, check_choice
-from keras_transformer.layers.base import Layer, ReadsMemory, full_precision, softmax
+from keras_transformer.errors import check_choice
+from keras_transformer.layers.base import Layer, full_precision, softmax
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
 from keras_transformer.layers.kv_cache import (
     KeysValues,
     KVCache,
-    append_tokens,
-    empty_kv_cache,
+    empty_slots,
     sequence_bias,
 )
 from keras_transformer.layers.masks import causal_mask, combine_masks, hide
@@ -133,7 +132,7 @@ class SelfAttention(ScaledDotProductAttention):
     Args:
         num_heads, key_dim, value_dim, dropout, use_bias: see `ScaledDotProductAttention`.
         positions: how attention knows distances: "relative" (Shaw et al. 2018), "rotary" (Su et al.
-            2021), or None if the embeddings hold positions.
+            2021; needs an even key_dim), or None if the embeddings hold positions.
         max_relative_distance: the largest distance that "relative" distinguishes.
 
     Example:
@@ -158,10 +157,6 @@ class SelfAttention(ScaledDotProductAttention):
         super().__init__(num_heads=num_heads, key_dim=key_dim, value_dim=value_dim, **kwargs)
         if positions is not None:
             check_choice("positions", positions, ("relative", "rotary"))
-        if positions == "rotary" and key_dim % 2:
-            raise InputError(
-                f"rotary positions turn pairs of dimensions and need an even key_dim, got {key_dim}"
-            )
         self.positions = positions
         self.max_relative_distance = max_relative_distance
 
@@ -255,7 +250,8 @@ class SelfAttention(ScaledDotProductAttention):
             score_bias = sequence_bias(kv_cache.keys, time, self.window)
         num_hypotheses = 1 if score_bias is None else score_bias.shape[2]  # W; several have a bias
         query, *new = self._project(x, time, num_hypotheses)
-        kv_cache = append_tokens(kv_cache, new, time)
+        pairs = zip(kv_cache, new, strict=True)
+        kv_cache = KVCache(*(slots.append(entries, time) for slots, entries in pairs))
         first: Any = 0  # the first token whose slots are read; slot i * W + w has token i
         keys, values = (slots.entries for slots in kv_cache)
         if self.window is not None:
@@ -271,8 +267,17 @@ class SelfAttention(ScaledDotProductAttention):
         return self.output_projection(merge_heads_to_rows(heads)), kv_cache
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> KVCache:
-        """Returns the KV cache before the first token, see `empty_kv_cache`."""
-        return empty_kv_cache(self, batch, num_slots)
+        """Returns the KV cache before the first token.
+
+        Args:
+            batch: B.
+            num_slots: capacity in tokens of all hypotheses together; 0 for a cache that grows.
+        """
+        keys, values = (
+            empty_slots(batch, self.num_heads, num_slots, width, self.compute_dtype)
+            for width in (self.key_dim, self.value_dim)
+        )
+        return KVCache(keys, values)
 
     def _project(self, x: Tensor, times: Tensor | int, length: int | None = None) -> list[Tensor]:
         """Returns query, keys and values [B, H, T, K or U] of the tokens x at these `times`.
@@ -297,7 +302,7 @@ class SelfAttention(ScaledDotProductAttention):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class CrossAttention(ReadsMemory, ScaledDotProductAttention):
+class CrossAttention(ScaledDotProductAttention):
     """Multi-head attention of a decoder to the encoder's output, its memory (3.2.3).
 
     Args: see `ScaledDotProductAttention`.
@@ -326,11 +331,6 @@ class CrossAttention(ReadsMemory, ScaledDotProductAttention):
 
         A layer that is not built yet gets queries of the memory's width.
         """
-        if isinstance(memory, keras.KerasTensor):
-            raise InputError(
-                "project_memory is for tensors: in a functional model call the layer with the "
-                "memory itself"
-            )
         if not self.built:
             self.build(memory.shape)
         projected = self.memory_projection(memory)

@@ -33,10 +33,8 @@ class Layer(keras.layers.Layer):
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
-    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("return_attention_scores") or kwargs.get("return_steps"):
-            return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces `call`
-        return super().compute_output_spec(*args, **kwargs)
+    # Functional models trace `call`, which may return more than one tensor.
+    compute_output_spec = keras.Operation.compute_output_spec
 
     def _dense(
         self, units: int | None, name: str, input_shape: Any, **options: Any
@@ -62,21 +60,11 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 class ReadsMemory:
-    """Base of layers that are called with x and a memory, and return the shape of x.
+    """Base of layers that are called with x and a memory: Keras builds them by these names."""
 
-    Keras finds the shapes by the names of these arguments.
-    """
-
-    def build(
-        self, x_shape: tuple[int | None, ...], memory_shape: tuple[int | None, ...] | None = None
-    ) -> None:
+    def build(self, x_shape: tuple[int | None, ...], memory_shape: Any = None) -> None:
         parent: Any = super()
         parent.build(x_shape, memory_shape)
-
-    def compute_output_shape(
-        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
-    ) -> tuple[int | None, ...]:
-        return tuple(x_shape)
 
 
 def with_scores(result: Any) -> tuple[Any, ...]:

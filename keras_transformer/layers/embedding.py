@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.errors import check_choice
 from keras_transformer.layers.base import Layer, full_precision
 
 
@@ -65,10 +65,6 @@ class TokenEmbedding(Layer):
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (*input_shape, self.model_dim)
 
-    def compute_output_spec(self, ids: Any, reverse: bool = False) -> Any:
-        shape = (*ids.shape[:-1], self.vocabulary_size) if reverse else (*ids.shape, self.model_dim)
-        return keras.KerasTensor(shape, self.compute_dtype)
-
 
 def sinusoids(
     positions: Tensor, model_dim: int, layout: str = "sinusoidal", dtype: str = "float32"
@@ -88,13 +84,20 @@ def sinusoids(
     check_choice("layout", layout, ("sinusoidal", "concatenated", "halves"))
     num_rates = model_dim // 2
     steps = max(num_rates - 1, 1) if layout == "concatenated" else num_rates
-    rates = ops.exp(ops.arange(num_rates, dtype=dtype) * (-math.log(10000.0) / steps))
-    angles = ops.expand_dims(ops.cast(positions, dtype), -1) * rates  # [..., D/2]
-    sines, cosines = ops.sin(angles), ops.cos(angles)
+    sines, cosines = _sines_and_cosines(positions, num_rates, steps, dtype)  # [..., D/2]
     if layout != "sinusoidal":
         return ops.concatenate([sines, cosines], axis=-1)
     pairs = ops.stack([sines, cosines], axis=-1)  # [..., D/2, 2]
     return ops.reshape(pairs, (*ops.shape(positions), model_dim))
+
+
+def _sines_and_cosines(
+    positions: Tensor, num_rates: int, steps: int, dtype: str
+) -> tuple[Tensor, Tensor]:
+    """Returns sine and cosine, [..., rates], of positions [...] * 10000^(-rate / steps)."""
+    rates = ops.exp(ops.arange(num_rates, dtype=dtype) * (-math.log(10000.0) / steps))
+    angles = ops.expand_dims(ops.cast(positions, dtype), -1) * rates
+    return ops.sin(angles), ops.cos(angles)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -122,11 +125,7 @@ class PositionalEncoding(Layer):
     ) -> None:
         super().__init__(**kwargs)
         check_choice("kind", kind, ("sinusoidal", "concatenated", "halves", "learned"))
-        if kind != "learned" and model_dim % 2:
-            raise InputError(
-                f"{kind} positions are pairs of a sine and a cosine and need an even model_dim, "
-                f"got {model_dim}; change it, or take learned positions"
-            )
+        self.input_spec = keras.layers.InputSpec(ndim=3, axes={-1: model_dim})  # no ids
         self.model_dim = model_dim
         self.kind = kind
         self.first_position = first_position
@@ -143,15 +142,7 @@ class PositionalEncoding(Layer):
             )
 
     def call(self, x: Tensor) -> Tensor:
-        """Returns embeddings x [B, T, D] plus the encodings of the positions 0 to T - 1.
-
-        Raises:
-            InputError: x is not [B, T, D].
-        """
-        if len(x.shape) != 3 or x.shape[-1] != self.model_dim:
-            raise InputError(
-                f"positions are added to embeddings [B, T, {self.model_dim}], got {x.shape}"
-            )
+        """Returns embeddings x [B, T, D] plus the encodings of the positions 0 to T - 1."""
         return x + self.encode(ops.arange(ops.shape(x)[1]))
 
     def encode(self, positions: Tensor) -> Tensor:
@@ -227,9 +218,7 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
         [..., K], computed in float32 at least and rounded to x's dtype.
     """
     num_pairs, dtype = x.shape[-1] // 2, full_precision(x.dtype)
-    rates = ops.exp(ops.arange(num_pairs, dtype=dtype) * (-math.log(10000.0) / num_pairs))
-    angles = ops.expand_dims(ops.cast(positions, dtype), -1) * rates  # [..., K/2]
-    sines, cosines = ops.sin(angles), ops.cos(angles)
+    sines, cosines = _sines_and_cosines(positions, num_pairs, num_pairs, dtype)  # [..., K/2]
     pairs = ops.reshape(ops.cast(x, dtype), (*ops.shape(x)[:-1], num_pairs, 2))
     first, second = pairs[..., 0], pairs[..., 1]
     turned = [first * cosines - second * sines, first * sines + second * cosines]

@@ -101,27 +101,6 @@ def empty_slots(
     return FixedSlots(entries) if num_slots else GrowingSlots(entries)
 
 
-def empty_kv_cache(layer: Any, batch: int | Tensor, num_slots: int = 0) -> KVCache:
-    """Returns the KV cache of an attention layer before the first token.
-
-    Args:
-        layer: has `num_heads`, `key_dim` and `value_dim`.
-        batch: B.
-        num_slots: capacity in tokens of all hypotheses together; 0 for a cache that grows.
-    """
-    return KVCache(
-        *(
-            empty_slots(batch, layer.num_heads, num_slots, width, layer.compute_dtype)
-            for width in (layer.key_dim, layer.value_dim)
-        )
-    )
-
-
-def append_tokens(kv_cache: KVCache, new: list[Tensor], time: Tensor | int) -> KVCache:
-    """Appends the keys [B, H, W, K] and values [B, H, W, U] of the newest tokens to a cache."""
-    return KVCache(*(slots.append(x, time) for slots, x in zip(kv_cache, new, strict=True)))
-
-
 def slot_ancestors(ids: Tensor, state: DecodingState, slots: Slots) -> Tensor:
     """Returns the `ancestors` [B, W, t] of a state; outside a search, hypotheses never branch.
 

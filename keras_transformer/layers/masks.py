@@ -74,7 +74,7 @@ def combine_masks(
             dimension may be 1. Where one of the two is a `Bias`, it stands for both.
 
     Raises:
-        InputError: a mask is a float bias, or `mask` is not [B, S].
+        InputError: a mask is a float bias.
     """
     if isinstance(mask, Bias):
         return mask.values
@@ -84,12 +84,6 @@ def combine_masks(
         mask = keras_mask(keys)
     masks = []
     if mask is not None:
-        shape, expected = tuple(mask.shape), tuple(getattr(keys, "shape", (None, None)))[:2]
-        if len(shape) != 2 or (shape[1] != expected[1] and None not in (shape[1], expected[1])):
-            raise InputError(
-                f"the mask of a sequence must be [B, S], here {expected}, got {shape}; a mask of "
-                "pairs is an attention_mask"
-            )
         masks.append(ops.expand_dims(as_bool(mask, "mask"), (1, 2)))
     if attention_mask is not None:
         pairs = as_bool(attention_mask, "attention_mask")

@@ -176,15 +176,15 @@ class TransformerLayer(Layer):
         self.feed_forward_norm = norm(name="feed_forward_norm")
         self.dropout = Dropout(dropout, name="dropout", dtype=dtype)
 
-    def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
-        self.self_attention.build(input_shape)
-        self.self_attention_norm.build(input_shape)
+    def build(self, x_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
+        self.self_attention.build(x_shape)
+        self.self_attention_norm.build(x_shape)
         if self.has_cross_attention:
             if not self.cross_attention.built:  # by `project_memory`
-                self.cross_attention.build(input_shape, *memory_shape)
-            self.cross_attention_norm.build(input_shape)
-        self.feed_forward.build(input_shape)
-        self.feed_forward_norm.build(input_shape)
+                self.cross_attention.build(x_shape, *memory_shape)
+            self.cross_attention_norm.build(x_shape)
+        self.feed_forward.build(x_shape)
+        self.feed_forward_norm.build(x_shape)
 
     def _run(
         self,
@@ -359,13 +359,17 @@ class TransformerStack(Layer):
             for index in range(num_layers)
         ]
         self.window: int | None = layer_options.get("attention_window")
-        self.final_norm = final_norm(self.layer_class, layer_options, self.dtype_policy)
+        self.final_norm: LayerNormalization | None = None
+        if layer_options.get("norm_position") == "pre":
+            epsilon = layer_options.get("norm_epsilon", 1e-6)
+            norm_class = self.layer_class.norm_class
+            self.final_norm = norm_class(epsilon, name="final_norm", dtype=self.dtype_policy)
 
-    def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
+    def build(self, x_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
         for layer in self.layers:
-            layer.build(input_shape, *memory_shape)
+            layer.build(x_shape, *memory_shape)
         if self.final_norm is not None:
-            self.final_norm.build(input_shape)
+            self.final_norm.build(x_shape)
 
     def _read(self, x: Tensor, *memory: Any, **options: Any) -> tuple[Any, ...]:
         """Calls all layers; returns x and, of each kind of scores, a list of the layers'."""
@@ -375,16 +379,6 @@ class TransformerStack(Layer):
             scores.append(layer_scores)
         x = x if self.final_norm is None else self.final_norm(x)
         return x, *map(list, zip(*scores, strict=True))
-
-
-def final_norm(
-    layer_class: type[TransformerLayer], layer_options: dict[str, Any], dtype: Any
-) -> LayerNormalization | None:
-    """Returns the norm that ends a pre-norm stack, or None for a post-norm one."""
-    if layer_options.get("norm_position", "post") == "post":
-        return None
-    epsilon = layer_options.get("norm_epsilon", 1e-6)
-    return layer_class.norm_class(epsilon, name="final_norm", dtype=dtype)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -509,5 +503,5 @@ class Decoder(ReadsMemory, TransformerStack):
         return (x if self.final_norm is None else self.final_norm(x)), grown, scores
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KVCache]:
-        """Returns each layer's KV cache before the first token, see `empty_kv_cache`."""
+        """Returns each layer's KV cache before the first token."""
         return [layer.self_attention.empty_kv_cache(batch, num_slots) for layer in self.layers]

@@ -14,11 +14,15 @@ import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.layers.base import Layer, ReadsMemory, full_precision
+from keras_transformer.layers.base import ReadsMemory, full_precision
 from keras_transformer.layers.embedding import sinusoids
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
 from keras_transformer.layers.masks import Bias, as_bool, combine_masks, keras_mask
-from keras_transformer.layers.transformer import DecoderLayer, EncoderLayer, final_norm
+from keras_transformer.layers.transformer import (
+    DecoderLayer,
+    EncoderLayer,
+    TransformerStack,
+)
 
 
 class Halting(NamedTuple):
@@ -75,7 +79,7 @@ class Steps(NamedTuple):
     halting: Halting  # after the last step
 
 
-class UniversalStack(Layer):
+class UniversalStack(TransformerStack):
     """The base of both stacks.
 
     Args:
@@ -83,10 +87,8 @@ class UniversalStack(Layer):
         adaptive_steps: whether each token halts by itself.
         halting_epsilon: see `advance`.
         halting_bias: initial bias of the halting unit.
-        **layer_options: see `TransformerLayer`.
+        **kwargs: see `TransformerLayer`.
     """
-
-    layer_class: type[EncoderLayer | DecoderLayer]
 
     def __init__(
         self,
@@ -95,17 +97,11 @@ class UniversalStack(Layer):
         adaptive_steps: bool = True,
         halting_epsilon: float = 0.01,
         halting_bias: float = 1.0,
-        name: str | None = None,
-        dtype: Any = None,
-        trainable: bool = True,
-        **layer_options: Any,
+        **kwargs: Any,  # Keras saves a name only if they are called so
     ) -> None:
-        super().__init__(name=name, dtype=dtype, trainable=trainable)
+        super().__init__(num_layers=1, **kwargs)
         self.num_steps = num_steps
         self.halting_epsilon = halting_epsilon
-        self.layer: Any = self.layer_class(**layer_options, name="layer", dtype=self.dtype_policy)
-        self.window: int | None = layer_options.get("attention_window")
-        self.final_norm = final_norm(self.layer_class, layer_options, self.dtype_policy)
         self.halting_unit = None
         if adaptive_steps:
             self.halting_unit = keras.layers.Dense(
@@ -116,11 +112,15 @@ class UniversalStack(Layer):
                 dtype="float32",  # whatever the model computes in: sums are compared with 1
             )
 
-    def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
-        self.layer.build(input_shape, *memory_shape)
-        for layer in (self.final_norm, self.halting_unit):
-            if layer is not None:
-                layer.build(input_shape)
+    @property
+    def layer(self) -> Any:
+        """The layer of all steps."""
+        return self.layers[0]
+
+    def build(self, x_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
+        super().build(x_shape, *memory_shape)
+        if self.halting_unit is not None:
+            self.halting_unit.build(x_shape)
 
     def _repeat(
         self,
@@ -319,7 +319,7 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         return output, list(caches), mix_attention(list(attentions), weights)
 
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KVCache]:
-        """Returns each step's KV cache before the first token, see `empty_kv_cache`."""
+        """Returns each step's KV cache before the first token."""
         attention = self.layer.self_attention
         return [attention.empty_kv_cache(batch, num_slots) for _ in range(self.num_steps)]
 

@@ -36,34 +36,21 @@ def checked_ids(name: str, ids: Tensor, vocabulary_size: int, longest: int | Non
     ids = tf.convert_to_tensor(ids)
     is_token = tf.not_equal(ids, PAD_ID)
     largest = tf.reduce_max(tf.bitcast(tf.cast(ids, tf.int32), tf.uint32))  # negative ones too
-    ids = _require(
-        ids,
-        largest < tf.constant(vocabulary_size, tf.uint32),
-        f"{name} has an id outside of the vocabulary of {vocabulary_size} tokens; ids are 0 to "
-        f"{vocabulary_size - 1}, and padding is PAD, 0 (not -100)",
-    )
-    ids = _require(
-        ids,
-        ~tf.reduce_any(is_token[:, 1:] & ~is_token[:, :-1]),
-        f"{name} has padding, 0, before a token of a row; pad rows at their end",
-    )
+    message = f"{name} must be ids of a vocabulary of {vocabulary_size}, padded with 0 (not -100)"
+    ids = require(ids, largest < tf.constant(vocabulary_size, tf.uint32), message)
+    is_padded_at_end = ~tf.reduce_any(is_token[:, 1:] & ~is_token[:, :-1])
+    ids = require(ids, is_padded_at_end, f"{name} has padding, 0, before a token; pad at the end")
     if name == "target":
-        ids = _require(
-            ids,
-            tf.reduce_all((ids[:, :1] == BOS_ID) | ~is_token[:, :1]),
-            f"each row of target must begin with BOS, {BOS_ID}: it is the labels, shifted right",
-        )
+        is_shifted = tf.reduce_all((ids[:, :1] == BOS_ID) | ~is_token[:, :1])
+        message = f"rows of target must begin with BOS, {BOS_ID}: the labels, shifted right"
+        ids = require(ids, is_shifted, message)
     if longest is not None:
-        ids = _require(
-            ids,
-            ~tf.reduce_any(is_token[:, longest:]),
-            f"{name} has a row of more tokens than the {longest} positions that the model has "
-            "learned; raise max_positions, or give shorter rows",
-        )
+        message = f"{name} has a row of more tokens than the model's {longest} learned positions"
+        ids = require(ids, ~tf.reduce_any(is_token[:, longest:]), message)
     return ids
 
 
-def _require(ids: Tensor, is_met: Tensor, message: str) -> Tensor:
+def require(ids: Tensor, is_met: Tensor, message: str) -> Tensor:
     """Returns the ids; raises an error with the message, also in a graph, if a condition fails."""
     if tf.executing_eagerly():
         if not is_met:

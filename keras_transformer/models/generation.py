@@ -73,14 +73,10 @@ def _checked(source: Any, vocabulary_size: int) -> Tensor:
     """Returns source ids [B, S], int32; warns if no row has EOS."""
     check_shape("source", source)
     ids = tf.convert_to_tensor(source)
-    if ids.dtype == tf.string:
-        raise InputError(
-            "generate takes ids [B, S], got text; Translator(model, vocabulary).translate takes "
-            "text"
-        )
     if ids.shape.rank != 2 or not (ids.dtype.is_integer or tf.size(ids) == 0):
         raise InputError(
-            f"source must be integer ids [B, S], got {ids.dtype.name} of shape {ids.shape}"
+            f"source must be integer ids [B, S], got {ids.dtype.name} of shape {ids.shape}; "
+            "Translator takes text"
         )
     ids = checked_ids("source", tf.cast(ids, tf.int32), vocabulary_size)
     if tf.executing_eagerly() and len(ids) and not tf.reduce_any(ids == EOS_ID):

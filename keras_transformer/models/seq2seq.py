@@ -97,12 +97,9 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; raises `InputError` if the inputs are not named "source", "target"."""
         if not isinstance(inputs, Mapping) or not {"source", "target"} <= inputs.keys():
-            got = type(inputs).__name__
-            if isinstance(inputs, Mapping):
-                got = f"the keys {', '.join(map(repr, inputs))}"
+            got = list(inputs) if isinstance(inputs, Mapping) else type(inputs).__name__
             raise InputError(
-                'the model takes {"source": ids [B, S], "target": ids [B, T] shifted right}, got '
-                f"{got}; name the two inputs in a dict"
+                f'the model takes {{"source": ids [B, S], "target": ids [B, T]}}, got {got}'
             )
         for name in ("source", "target"):
             check_shape(name, inputs[name])

@@ -281,20 +281,14 @@ class Transformer(TransformerModel):
 def layer_options(config: TransformerLayersConfig) -> dict[str, Any]:
     """Returns the arguments of `TransformerLayer` by a model's configuration."""
     head_dim = config.model_dim // config.num_heads
-    return {
-        "num_heads": config.num_heads,
+    same = (
+        "num_heads", "feed_forward_dim", "dropout", "attention_dropout", "feed_forward_dropout",
+        "activation", "attention_bias", "max_relative_distance", "norm_position", "norm_epsilon",
+    )  # fmt: skip
+    return {name: getattr(config, name) for name in same} | {
         "key_dim": config.key_dim or head_dim,
         "value_dim": config.value_dim or head_dim,
-        "feed_forward_dim": config.feed_forward_dim,
-        "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout,
-        "feed_forward_dropout": config.feed_forward_dropout,
-        "activation": config.activation,
-        "attention_bias": config.attention_bias,
         "positions": config.attention_positions,
-        "max_relative_distance": config.max_relative_distance,
-        "norm_position": config.norm_position,
-        "norm_epsilon": config.norm_epsilon,
     }
 
 

@@ -26,7 +26,7 @@ import tensorflow as tf
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.models.checks import check_shape, checked_ids
+from keras_transformer.models.checks import checked_ids, require
 from keras_transformer.objectives import TRAINING_PREFIX
 
 Gradients = list[Tensor | None]  # None for a weight that the loss does not reach
@@ -105,8 +105,10 @@ class TensorFlowUpdate(keras.Model):
         with tf.device("CPU:0"):  # where the batch comes from: a GPU need not wait
             source = checked_ids("source", x["source"], config.vocabulary_size, longest)
             target = checked_ids("target", x["target"], config.target_size, longest)
-            check_shape("labels", leaves[0])
-            labels = checked_ids("labels", _as_long_as(target, leaves[0]), config.target_size)
+            labels = checked_ids("labels", leaves[0], config.target_size)
+            is_as_long = tf.equal(tf.shape(labels)[1], tf.shape(target)[1])
+            message = "labels must be as long as the target, which is BOS and the labels but EOS"
+            labels = require(labels, is_as_long, message)
         x = {**x, "source": source, "target": target}
         return keras.utils.pack_x_y_sample_weight(x, labels, weight)
 
@@ -322,18 +324,6 @@ def _counter(name: str) -> Any:
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
         name=name,
     )
-
-
-def _as_long_as(target: Tensor, labels: Tensor) -> Tensor:
-    """Returns labels [B, T]; raises an error, also in a graph, if targets are not [B, T]."""
-    lengths = [tf.shape(labels)[1], tf.shape(target)[1]]
-    message = (
-        "labels must be as long as the target: the labels are the translation and EOS, the target "
-        "is BOS and the translation; got lengths:"
-    )
-    check = tf.debugging.Assert(lengths[0] == lengths[1], [message, *lengths])
-    with tf.control_dependencies([check]):
-        return tf.identity(labels)
 
 
 def _count_tokens(labels: Tensor) -> Tensor:

@@ -3,10 +3,8 @@
     KERAS_BACKEND=jax python other_backend.py FOLDER PROGRAM
 
 FOLDER has batches.npz and what TensorFlow saved: NAME.keras of each model, and layers.keras. A
-program leaves its results in FOLDER/NAME.npz. "models" calls, steps and trains each model, runs
-example.py, the program of docs/tutorials/keras.md that saves copy.keras, and calls and
-differentiates the layers; "distribution" trains with `keras.distribution` on eight virtual devices
-(JAX).
+program leaves its results in FOLDER/NAME.npz. "models" calls, steps and trains each model, and
+calls the layers; "distribution" trains with `keras.distribution` on eight virtual devices (JAX).
 """
 
 import os
@@ -19,7 +17,6 @@ import keras
 import numpy as np
 
 from keras_transformer import RecurrentConfig, SmoothedCrossEntropy, TransformerConfig, build_model
-from keras_transformer.layers import SelfAttention, WindowedSelfAttention
 
 Array = np.ndarray
 IS_JAX = keras.backend.backend() == "jax"
@@ -34,57 +31,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(function)
 
 
-def run_the_example() -> dict[str, Array]:
-    """Runs the example, and reads back the model that it saved."""
-    names: dict[str, Any] = {"__name__": "__main__"}
-    program = pathlib.Path("example.py").read_text(encoding="utf-8")
-    exec(compile(program, "keras.md", "exec"), names)
-    inputs = {"source": names["labels"][:50], "target": names["shifted"][:50]}
-    again = keras.models.load_model("copy.keras")
-    return {
-        "labels": inputs["source"],
-        "logits": names["model"].predict(inputs, verbose=0),
-        "logits_read_back": again.predict(inputs, verbose=0),
-    }
-
-
 def run_layers(batches: dict[str, Array]) -> dict[str, Array]:
-    """Calls the functional model of layers, and differentiates those with relative positions."""
+    """Calls the functional model of layers."""
     model = keras.models.load_model("layers.keras")
     outputs = compiled(model)([batches["source"][:3], batches["target"][:3]])
-    results = {f"output_{i}": keras.ops.convert_to_numpy(y) for i, y in enumerate(outputs)}
-    for name, options in (("whole", {}), ("window", {"window": 5})):
-        for dtype in ("float32", "mixed_bfloat16"):
-            results |= {
-                f"{name}_{table}_{dtype}": gradient
-                for table, gradient in relative_gradients(dtype, **options).items()
-            }
-    return results
-
-
-def relative_gradients(dtype: str, **options: Any) -> dict[str, Array]:
-    """Returns the gradients of the tables: sums over 320 pairs of positions each."""
-    random = np.random.default_rng(0)
-    x = random.normal(size=(8, 40, 8)).astype("float32")
-    options |= dict(num_heads=2, key_dim=3, value_dim=5, dtype=dtype)
-    kind: Any = WindowedSelfAttention if "window" in options else SelfAttention
-    layer = kind(positions="relative", max_relative_distance=1, **options)
-    layer.build(x.shape)
-    layer.set_weights([random.normal(scale=0.3, size=weight.shape) for weight in layer.weights])
-
-    def loss_of(output: Any) -> Any:
-        return keras.ops.sum(keras.ops.cast(output, "float32") ** 2)
-
-    places = [i for i, weight in enumerate(layer.weights) if "relative" in weight.name]
-    if IS_JAX:
-        import jax
-
-        loss = lambda values: loss_of(layer.stateless_call(values, [], x)[0])  # noqa: E731
-        gradients: Any = compiled(jax.grad(loss))([weight.value for weight in layer.weights])
-    else:
-        loss_of(layer(x)).backward()
-        gradients = [weight.value.grad for weight in layer.weights]
-    return {layer.weights[i].name: keras.ops.convert_to_numpy(gradients[i]) for i in places}
+    return {f"output_{i}": keras.ops.convert_to_numpy(y) for i, y in enumerate(outputs)}
 
 
 def steps(model: Any, source: Array, target: Array, capacity: int | None) -> Array:
@@ -184,7 +135,7 @@ def main(folder: pathlib.Path, program: str) -> None:
     else:
         names = [path.stem for path in pathlib.Path().glob("*.keras")]
         results = {name: run_model(name, batches) for name in names if name != "layers"}
-        results |= {"layers": run_layers(batches), "example": run_the_example()}
+        results["layers"] = run_layers(batches)
     for name, values in results.items():
         np.savez(f"{name}.npz", backend=keras.backend.backend(), **values)
 

@@ -53,13 +53,6 @@ def test_entries_and_calls_are_dropped_independently():
                 assert abs(correlation(mask[lag:], other[: mask.size - lag])) < noise
 
 
-def test_noise_shape_drops_whole_axes():
-    result = outputs(Dropout(0.4, noise_shape=(None, 1, 50), seed=5), ONES, 1)[0]
-    dropped = np.asarray(result == 0)
-    assert np.all(dropped == dropped[:, :1])
-    assert 0.2 < dropped.mean() < 0.6
-
-
 def test_batch_and_length_need_not_be_known_before_the_call():
     layer = Dropout(0.25, seed=3)
 
@@ -74,16 +67,6 @@ def test_batch_and_length_need_not_be_known_before_the_call():
         y, gradient = value_and_gradient(tf.ones([batch, length, 5]))
         assert y.shape == (batch, length, 5)
         np.testing.assert_array_equal(gradient, y)
-
-
-def test_same_state_of_the_seed_repeats_the_masks():
-    layer = Dropout(0.5, seed=5)
-    outputs(layer, ONES, 2)
-    state = layer.seed_generator.state.numpy()
-    expected = outputs(layer, ONES, 2)
-    layer.seed_generator.state.assign(state)
-    np.testing.assert_array_equal(outputs(layer, ONES, 2), expected)
-    assert not np.array_equal(*expected)
 
 
 def test_evaluation_and_extreme_rates():

@@ -1,6 +1,5 @@
 """LSTM: equal to PyTorch's, gate for gate, and blind to padding."""
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -90,17 +89,3 @@ def test_in_half_precision_the_cell_still_adds_up_small_numbers():
     ones = ops.ones((1, 1), "float32")
     _, state = layer.read(np.ones((1, 256, 1), "float32"), state=LSTMState(ones, ones))
     np.testing.assert_allclose(state.cell, 1.25, rtol=1e-3)
-
-
-def test_no_graph_has_a_cudnn_kernel():
-    import tensorflow as tf
-
-    layer = LSTM(3)
-    layer.build((None, None, 2))
-    function = tf.function(lambda x: layer(x)).get_concrete_function(
-        tf.TensorSpec([None, None, 2], tf.float32)
-    )
-    graph = function.graph.as_graph_def()
-    nodes = [*graph.node, *(node for part in graph.library.function for node in part.node_def)]
-    assert not [node.op for node in nodes if "cudnn" in node.op.lower()]
-    assert keras.backend.backend() == "tensorflow"

@@ -67,7 +67,6 @@ DECODERS = {
     "universal decoder": partial(UniversalDecoder, num_steps=2, **SUBLAYERS),
 }
 LAYERS = ENCODERS | DECODERS
-SYMBOLIC = ["graph", "functional"]  # of unknown sizes
 
 
 def inputs_of(name):
@@ -117,25 +116,23 @@ def reach(call, token, *memory):
 LAST = [False] * 4 + [True]
 
 
-@pytest.mark.parametrize("mode", SYMBOLIC)
 @pytest.mark.parametrize("name", LAYERS)
-def test_decoders_are_causal_by_default_and_encoders_with_use_causal_mask(name, mode):
+def test_decoders_are_causal_by_default_and_encoders_with_use_causal_mask(name):
     layer, inputs = LAYERS[name](), inputs_of(name)
     causal, whole = {}, dict(use_causal_mask=False)
     if name in ENCODERS:
         causal, whole = dict(use_causal_mask=True), {}
-    assert reach(caller(mode, layer, *inputs, **causal), 4, *inputs[1:]) == LAST
-    assert reach(caller(mode, layer, *inputs, **whole), 4, *inputs[1:])[3:] == [True, True]
+    assert reach(caller("graph", layer, *inputs, **causal), 4, *inputs[1:]) == LAST
+    assert reach(caller("functional", layer, *inputs, **whole), 4, *inputs[1:])[3:] == [True, True]
 
 
-@pytest.mark.parametrize("mode", SYMBOLIC)
 @pytest.mark.parametrize("name", LAYERS)
-def test_masks_hide_padding(name, mode):
+def test_masks_hide_padding(name):
     layer, inputs, masks = LAYERS[name](), inputs_of(name), dict(mask=PADDING)
     if name in DECODERS:
         masks |= dict(memory_mask=MEMORY_PADDING, use_causal_mask=False)
     others = [np.where(PADDING[..., None], X, 9), np.where(MEMORY_PADDING[..., None], MEMORY, 9)]
-    call = caller(mode, layer, *inputs, **masks)
+    call = caller("functional", layer, *inputs, **masks)
     found, expected = call(*others[: len(inputs)]), call(*inputs)
     np.testing.assert_allclose(found[PADDING], expected[PADDING], atol=1e-6)
 
@@ -164,37 +161,17 @@ def test_keras_masks_pass_through_layers():
     np.testing.assert_array_equal(output._keras_mask, [[True, True, False]])
 
 
-@pytest.mark.parametrize("mode", SYMBOLIC)
 @pytest.mark.parametrize("name", ["self", "window", "encoder", "decoder", "universal decoder"])
-def test_attention_masks_are_true_where_a_query_attends(name, mode):
+def test_attention_masks_are_true_where_a_query_attends(name):
     mask = np.broadcast_to(np.eye(T, dtype=bool), (B, T, T)).copy()
-    call = caller(mode, LAYERS[name](), *inputs_of(name), attention_mask=mask)
+    call = caller("graph", LAYERS[name](), *inputs_of(name), attention_mask=mask)
     assert reach(call, 2, *inputs_of(name)[1:]) == [False, False, True, False, False]
 
 
-@pytest.mark.parametrize("mode", SYMBOLIC)
 @pytest.mark.parametrize("name", ["cross", *DECODERS])
-def test_a_memory_may_have_another_width(name, mode):
+def test_a_memory_may_have_another_width(name):
     layer = CrossAttention(**HEADS) if name == "cross" else DECODERS[name]()
     memory = np.concatenate([MEMORY, MEMORY[..., :3]], axis=-1)
-    call = caller(mode, layer, X, memory)
+    call = caller("functional", layer, X, memory)
     assert call(X, memory).shape == X.shape
     assert np.abs(call(X, memory) - call(X, changed(memory, 1))).max() > 1e-3
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_scores_or_steps_are_returned_by_functional_models(name):
-    option = "return_steps" if "universal" in name else "return_attention_scores"
-    layer, arrays = LAYERS[name](), inputs_of(name)
-    inputs = [keras.Input((None, D)) for _ in arrays]
-    # The second output of a Universal Transformer has an optional part.
-    outputs, expected = (
-        [each for each in keras.tree.flatten(layer(*given, **{option: True})) if each is not None]
-        for given in (inputs, arrays)
-    )
-    found = keras.Model(inputs, outputs)(arrays)
-    assert len(found) >= 2
-    for one, other, symbolic in zip(found, expected, outputs, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
-        assert len(symbolic.shape) == len(other.shape)
-        assert all(a in (None, b) for a, b in zip(symbolic.shape, other.shape, strict=True))

@@ -1,15 +1,12 @@
 """`Seq2SeqModel.generate`: the same as the search by hand, with graphs that are kept."""
 
-import copy
-
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from model_cases import CONFIGS, SOURCE, VARIANTS, random_model
 
 from keras_transformer.errors import InputError
-from keras_transformer.search import BannedPhrases, MinLength, beam_search, sample, sentence_seeds
+from keras_transformer.search import BannedPhrases, beam_search, sample, sentence_seeds
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +35,6 @@ def test_generate_equals_beam_search(name):
     options = dict(beam_size=3, num_translations=2, length_penalty=0.9)
     result = model.generate(SOURCE, max_length=6, **options)
     assert_equal(result, searched(model, SOURCE, **options))
-
-
-def test_longest_output_has_50_tokens_more_than_its_source(model):
-    result = model.generate(SOURCE, constraints=[MinLength(tf.constant(99))])
-    assert result.lengths[:, 0].numpy().tolist() == [4 + 50 + 1, 1 + 50 + 1, 3 + 50 + 1]
 
 
 def test_generate_equals_sampling(model):
@@ -96,26 +88,14 @@ def test_generate_follows_changes_of_the_model(change):
     assert_equal(model.generate(SOURCE, max_length=6), searched(model, SOURCE))
 
 
-@pytest.mark.slow
-def test_copies_and_files_of_a_model_generate_for_themselves(model, tmp_path):
-    expected = model.generate(SOURCE, max_length=6)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert_equal(loaded.generate(SOURCE, max_length=6), expected)
-    twin = copy.deepcopy(model)
-    negate(twin)
-    assert_equal(twin.generate(SOURCE, max_length=6), searched(twin, SOURCE))
-    assert_equal(model.generate(SOURCE, max_length=6), expected)
-
-
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (["a red cat"], {}, "takes text"),
+        (["a red cat"], {}, "got string .* takes text"),
         ([5, 3], {}, r"ids \[B, S\], got int32 of shape \(2,\)"),
         (np.array([5, 3]), {}, r"source must be ids \[B, T\], got the shape"),
         ([[5.0, 3.0]], {}, "got float32"),
-        ([[99, 3]], {}, "outside of the vocabulary"),
+        ([[99, 3]], {}, "source must be ids of a vocabulary"),
         ([[0, 5, 3]], {}, "source has padding, 0, before a token"),
         (SOURCE, {"num_translations": 9}, "raise beam_size"),
         (SOURCE, {"method": "greedy"}, "method must be one of"),

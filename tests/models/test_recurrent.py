@@ -1,17 +1,7 @@
 """What only the recurrent model has; its arithmetic is in test_architectures.py."""
 
-import numpy as np
-import pytest
-
 from keras_transformer.config import RecurrentConfig
 from keras_transformer.models import build_model
-
-
-@pytest.mark.filterwarnings("error:You are using a softmax")
-def test_attention_to_a_single_token_does_not_warn():
-    sizes = dict(vocabulary_size=13, model_dim=4, hidden_dim=6)
-    model = build_model(RecurrentConfig(**sizes, intra_decoder_attention=True))
-    model.step(np.array([[2]]), model.encode(np.array([[3]])))
 
 
 def test_flops_are_counted_by_hand():

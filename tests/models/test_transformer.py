@@ -7,7 +7,7 @@ import tensorflow as tf
 import transformer_oracle
 from model_cases import INPUTS, SOURCE, TARGET, logits_of, random_model
 
-from keras_transformer.config import EOS_ID, TransformerConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
 from keras_transformer.objectives import SmoothedCrossEntropy
@@ -15,7 +15,6 @@ from keras_transformer.objectives import SmoothedCrossEntropy
 PAPER = TransformerConfig(
     vocabulary_size=13, num_layers=2, model_dim=8, feed_forward_dim=12, num_heads=2
 )
-BOS = 2
 
 
 @pytest.mark.parametrize(
@@ -91,16 +90,6 @@ def test_subclass_with_own_layers_trains_and_is_saved(tmp_path):
     np.testing.assert_array_equal(logits_of(loaded), logits_of(model))
 
 
-def test_frozen_model_of_a_file_can_be_unfrozen(tmp_path):
-    model = Transformer(PAPER)
-    model.trainable = False
-    model.save(tmp_path / "some.keras")
-    for each in (model, keras.models.load_model(tmp_path / "some.keras")):
-        assert not each.trainable_weights
-        each.trainable = True
-        assert len(each.trainable_weights) == len(each.weights)
-
-
 IDS = np.array([[5, 6, 3], [7, 3, 0]])
 RAGGED = tf.ragged.constant([[5, 6, 3], [7, 3]])
 
@@ -111,8 +100,8 @@ RAGGED = tf.ragged.constant([[5, 6, 3], [7, 3]])
     [
         ([IDS, IDS], "the model takes .*, got (list|tuple|ListWrapper)"),
         (IDS, "the model takes .*, got "),
-        ({"src": IDS, "tgt": IDS}, "the model takes .*, got the keys 'src', 'tgt'; name the two"),
-        ({"source": IDS}, "the model takes .*, got the keys 'source'; name the two inputs"),
+        ({"src": IDS, "tgt": IDS}, r"the model takes .*, got \['src', 'tgt'\]"),
+        ({"source": IDS}, r"the model takes .*, got \['source'\]"),
         ({"source": IDS, "target": IDS[:, 0]}, r"target must be ids \[B, T\], got the shape \("),
     ],
 )
@@ -155,35 +144,3 @@ def test_float_ids_are_not_rounded(policy):
     ids = np.array([[2051, 1001, 3]])
     exact = model({"source": ids, "target": ids})
     np.testing.assert_array_equal(model({"source": ids * 1.0, "target": ids * 1.0}), exact)
-
-
-# Training
-
-
-def copy_task(count: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Gives random sentences of 2 to 5 tokens; the target is the source."""
-    generator = np.random.default_rng(seed)
-    labels = generator.integers(4, 12, size=(count, 6))
-    lengths = generator.integers(2, 6, size=count)
-    labels = np.where(np.arange(6) < lengths[:, None], labels, 0)
-    labels[np.arange(count), lengths] = EOS_ID
-    target = np.pad(labels[:, :-1], ((0, 0), (1, 0)), constant_values=BOS)
-    return {"source": labels, "target": target}, labels
-
-
-@pytest.mark.slow
-def test_half_precision_trains_like_float32():
-    inputs, labels = copy_task(64, seed=3)
-    config = PAPER.replace(num_layers=1, dropout=0.0)
-    weights = Transformer(config).get_weights()
-    losses = {}
-    for policy in ("float32", "mixed_bfloat16", "mixed_float16"):
-        model = Transformer(config, dtype=policy)
-        model.set_weights(weights)
-        optimizer = keras.optimizers.Adam(0.02)
-        model.compile(optimizer, SmoothedCrossEntropy(), run_eagerly=True)
-        history = model.fit(inputs, labels, batch_size=64, epochs=4, shuffle=False, verbose=0)
-        losses[policy] = history.history["loss"]
-    assert losses["float32"][-1] < losses["float32"][0] - 0.1
-    np.testing.assert_allclose(losses["mixed_bfloat16"], losses["float32"], rtol=0.02)
-    np.testing.assert_allclose(losses["mixed_float16"], losses["float32"], rtol=0.02)
