@@ -87,9 +87,8 @@ class LayerNormalization(Layer):
         self.epsilon = epsilon
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        dim = input_shape[-1]
         # Half precision would round the gain and the bias to 8 or 11 bits.
-        options = dict(shape=(dim,), autocast=False)
+        options = dict(shape=(input_shape[-1],), autocast=False)
         self.gain = self.add_weight(name="gain", initializer="ones", **options)
         self.bias = self.add_weight(name="bias", initializer="zeros", **options)
 
@@ -189,31 +188,26 @@ class TransformerLayer(Layer):
     def _run(
         self,
         x: Tensor,
+        training: bool | None,
         attend_to_self: Callable[[Tensor], Any],
         attend_to_memory: Callable[[Tensor], Any] | None = None,
-        training: bool | None = None,
-    ) -> tuple[Tensor, Any, Any]:
-        """Runs the sub-layers; returns x, and what self- and cross-attention return beside it."""
-        x, of_self = self._residual(x, self.self_attention_norm, attend_to_self, training)
-        of_memory = None
-        if attend_to_memory is not None:
-            x, of_memory = self._residual(x, self.cross_attention_norm, attend_to_memory, training)
-        x, _ = self._residual(
-            x, self.feed_forward_norm, lambda y: self.feed_forward(y, training=training), training
-        )
-        return x, of_self, of_memory
+    ) -> tuple[Any, ...]:
+        """Runs the sub-layers, each in a residual connection with its norm and dropout (3.1, 5.4).
 
-    def _residual(
-        self,
-        x: Tensor,
-        norm: LayerNormalization,
-        sublayer: Callable[[Tensor], Any],
-        training: bool | None,
-    ) -> tuple[Tensor, Any]:
-        """The residual connection around a sub-layer, with its norm and dropout (3.1, 5.4)."""
-        y, other = with_scores(sublayer(norm(x) if self.is_pre_norm else x))
-        x = x + self.dropout(y, training=training)
-        return (x if self.is_pre_norm else norm(x)), other
+        Returns x, and what each sub-layer returns beside its output, or None.
+        """
+        sublayers = [(attend_to_self, self.self_attention_norm)]
+        if attend_to_memory is not None:
+            sublayers.append((attend_to_memory, self.cross_attention_norm))
+        feed_forward = functools.partial(self.feed_forward, training=training)
+        sublayers.append((feed_forward, self.feed_forward_norm))
+        others = []
+        for sublayer, norm in sublayers:
+            y, other = with_scores(sublayer(norm(x) if self.is_pre_norm else x))
+            x = x + self.dropout(y, training=training)
+            x = x if self.is_pre_norm else norm(x)
+            others.append(other)
+        return x, *others
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -248,7 +242,7 @@ class EncoderLayer(TransformerLayer):
             training=training,
             return_attention_scores=return_attention_scores,
         )
-        x, scores, _ = self._run(x, lambda y: self.self_attention(y, **options), training=training)
+        x, scores, _ = self._run(x, training, lambda y: self.self_attention(y, **options))
         return (x, scores) if return_attention_scores else x
 
 
@@ -297,11 +291,11 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
         masks = dict(
             mask=mask, attention_mask=attention_mask, use_causal_mask=use_causal_mask, **options
         )
-        x, *scores = self._run(
+        x, *scores, _ = self._run(
             x,
+            training,
             lambda y: self.self_attention(y, **masks),
             lambda y: self.cross_attention(y, memory, memory_mask=memory_mask, **options),
-            training,
         )
         return (x, *scores) if return_attention_scores else x
 
@@ -325,12 +319,13 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
             memory [B, H, W, S].
         """
         num_hypotheses = 1 if score_bias is None else score_bias.shape[2]
-        return self._run(
+        x, kv_cache, scores, _ = self._run(
             x,
+            False,
             lambda y: self.self_attention.step(y, kv_cache, time, score_bias),
             lambda y: self.cross_attention.step(y, memory, memory_score_bias, num_hypotheses),
-            training=False,
         )
+        return x, kv_cache, scores
 
 
 class TransformerStack(Layer):

@@ -260,23 +260,24 @@ class TensorFlowUpdate(keras.Model):
         """Builds metrics and loss under a strategy, from one replica's rows of a batch.
 
         Keras takes the mean of the replicas' rows, which is undefined for several workers and
-        for replicas with different numbers of rows. Without a strategy this builds the layers
-        that a subclass has added, so that their weights exist before their gradients.
+        for replicas with different numbers of rows, and reads a batch, which begins another pass
+        over data that are shuffled in each. Without a strategy this builds the layers that a
+        subclass has added, so that their weights exist before their gradients.
         """
         is_built = all(layer.built for layer in self._flatten_layers())
         if self._distribute_strategy is None and is_built:
             return
         strategy = self.distribute_strategy
         if iterator is not None:
-            _, _, batches = next(iter(iterator))
-            data_batch = next(batches)
+            data_batch = iterator.data_adapter.get_tf_dataset().element_spec
 
-        def rows_of_one(value: Any) -> Any:
-            distributed = isinstance(value, tf.distribute.DistributedValues)
-            return strategy.experimental_local_results(value)[0] if distributed else value
+        def of_one_replica(value: Any) -> Any:
+            if isinstance(value, tf.TypeSpec):
+                return tf.nest.flatten(value, expand_composites=True)[0]
+            return strategy.experimental_local_results(value)[0]
 
         with strategy.scope():
-            self._symbolic_build(data_batch=keras.tree.map_structure(rows_of_one, data_batch))
+            self._symbolic_build(data_batch=tf.nest.map_structure(of_one_replica, data_batch))
 
 
 def sum_over_replicas(values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Attention worked by hand and beside Keras's; the models' is compared with float64 oracles.
+"""Attention beside Keras's; the models' is compared with float64 oracles.
 
 Shapes: B batch, T queries, S keys, D model, H heads, K key and U value dimension of a head.
 """
@@ -35,15 +35,6 @@ def random_mask(*shape):
     mask = RANDOM.random(shape) < 0.6
     mask[..., 0] = True
     return mask
-
-
-def test_weights_of_a_worked_example():
-    # d_k = 2, so scores are q k / sqrt(2): q k1 / sqrt(2) = ln 3 and q k2 / sqrt(2) = 0. The
-    # softmax is (3, 1) / (3 + 1).
-    query = np.array([[1.0, 0.0]]) / np.sqrt(2)
-    keys = np.array([[np.sqrt(2) * np.log(3), 7.0], [0.0, -5.0]])
-    weights = attention_weights(ops.cast(query, "float32"), ops.cast(keys, "float32"), None)
-    np.testing.assert_allclose(weights, [[0.75, 0.25]], rtol=1e-6)
 
 
 def one_dense(*denses):

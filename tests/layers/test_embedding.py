@@ -38,20 +38,6 @@ def test_new_vectors_have_variance_1_beside_the_sinusoids():
     assert abs(vectors.var() - 1) < 0.05  # 32,000 numbers: the standard error is 0.008
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        # D = 4: rates 1 and 10000^(-2/4) = 1/100: sin 1, cos 1, sin 0.01, cos 0.01.
-        ("sinusoidal", [0.8414709848, 0.5403023059, 0.0099998333, 0.9999500004]),
-        # Rates 1 and exp(-ln(10000) / (2 - 1)) = 1/10000: sin 1, sin 0.0001, cos 1, cos 0.0001.
-        ("concatenated", [0.8414709848, 0.0001, 0.5403023059, 1.0]),
-    ],
-)
-def test_worked_values_of_position_1(kind, expected):
-    found = PositionalEncoding(4, kind).encode(np.array([1]))
-    np.testing.assert_allclose(found, [expected], rtol=1e-6)
-
-
 def formula(kind, dim, length):
     """Returns the encodings of the float64 oracle."""
     config = SimpleNamespace(positions=kind, model_dim=dim, first_position=0)

@@ -10,17 +10,6 @@ from keras_transformer.layers import EncoderLayer, FeedForward, LayerNormalizati
 # Feed-forward: FFN(x) = max(0, x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2)
 
 
-def test_feed_forward_of_a_worked_example():
-    # x = (1, 2), W1 = [[1, -1, 0], [0, 1, -1]], b1 = (0, 0, 1):
-    #   x W1 + b1 = (1, -1 + 2, -2 + 1) = (1, 1, -1), and max(0, .) = (1, 1, 0)
-    # W2 = [[1, 2], [3, 4], [5, 6]], b2 = (10, 20): (1 + 3 + 10, 2 + 4 + 20) = (14, 26)
-    layer = FeedForward(3)
-    layer.build((None, None, 2))
-    layer.inner.set_weights([np.array([[1, -1, 0], [0, 1, -1]]), np.array([0, 0, 1])])
-    layer.outer.set_weights([np.array([[1, 2], [3, 4], [5, 6]]), np.array([10, 20])])
-    np.testing.assert_array_equal(layer(np.array([[[1.0, 2.0]]])), [[[14, 26]]])
-
-
 def test_feed_forward_drops_inner_activations():
     # With unit matrices the result is the inner activations: 2 or, at a rate of 1/2, 0 or 4.
     layer = FeedForward(4, dropout=0.5)

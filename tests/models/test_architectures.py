@@ -125,15 +125,14 @@ def test_half_precision_is_close_to_float32(name, policy, error):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-@pytest.mark.parametrize("mode", ["int8", "int4"])
 @variants
-def test_quantized_steps_equal_the_full_pass(name, mode):
+def test_quantized_steps_equal_the_full_pass(name):
     model = random_model(CONFIGS[name].replace(share_embeddings="none", output_bias=True))
     exact = logits_of(model)
-    model.quantize(mode)
+    model.quantize("int8")
     full, is_real = logits_of(model), TARGET != 0
     error = np.abs(full - exact)[is_real].max()
-    assert 0 < error < {"int8": 0.2, "int4": 1.0}[mode] * exact.std()
+    assert 0 < error < 0.2 * exact.std()
     np.testing.assert_allclose(steps_of(model)[0][is_real], full[is_real], rtol=0, atol=1e-5)
 
 
@@ -187,16 +186,7 @@ def test_wide_beam_equals_enumeration(name, bound):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        *VARIANTS,
-        "transformer, learned",
-        "transformer, rotary",
-        "recurrent, deep",
-        "universal, fixed",
-    ],
-)
+@variants
 def test_xla_search_equals_the_graph(name):
     model = model_of(name)
 
@@ -260,11 +250,3 @@ def test_keras_file_round_trip(name, tmp_path):
     assert copy.dtype_policy.name == "mixed_bfloat16"
     assert not copy.compiled
     np.testing.assert_array_equal(logits_of(copy), logits_of(model))
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "bag"])
-def test_flops_grow_with_both_lengths(name):
-    count = model_of(name).count_flops
-    counted = [float(count(*lengths)) for lengths in [(4, 4), (8, 4), (4, 8)]]
-    assert counted[1] > counted[0] > 0
-    assert counted[2] > counted[0]

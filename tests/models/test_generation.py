@@ -6,7 +6,7 @@ import tensorflow as tf
 from model_cases import CONFIGS, SOURCE, VARIANTS, random_model
 
 from keras_transformer.errors import InputError
-from keras_transformer.search import BannedPhrases, beam_search, sample, sentence_seeds
+from keras_transformer.search import BannedPhrases, MinLength, beam_search, sample, sentence_seeds
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,11 @@ def test_generate_equals_beam_search(name):
     options = dict(beam_size=3, num_translations=2, length_penalty=0.9)
     result = model.generate(SOURCE, max_length=6, **options)
     assert_equal(result, searched(model, SOURCE, **options))
+
+
+def test_longest_output_has_50_tokens_more_than_its_source(model):
+    result = model.generate(SOURCE, constraints=[MinLength(tf.constant(99))])
+    assert result.lengths[:, 0].numpy().tolist() == [4 + 50 + 1, 1 + 50 + 1, 3 + 50 + 1]
 
 
 def test_generate_equals_sampling(model):

@@ -109,25 +109,18 @@ def test_unknown_and_impossible_architectures_are_rejected(conv_config, call, me
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
-@pytest.mark.parametrize("change", ["int8", "lora"])
-@pytest.mark.parametrize("name", CONFIGS)
-def test_dense_layers_of_keras_can_be_quantized_and_adapted(name, change, tmp_path):
-    model = build_model(CONFIGS[name].replace(dropout=0.0))
+def test_dense_layers_of_keras_can_be_adapted(tmp_path):
+    model = build_model(CONFIGS["transformer"].replace(dropout=0.0))
     before = np.asarray(model(INPUTS))
-    if change == "int8":
-        model.quantize("int8")
-    else:
-        model.projection.enable_lora(2)
-        model.projection.lora_kernel_b.assign(np.ones(model.projection.lora_kernel_b.shape))
+    model.projection.enable_lora(2)
+    model.projection.lora_kernel_b.assign(np.ones(model.projection.lora_kernel_b.shape))
     after = np.asarray(model(INPUTS))
     assert np.abs(after - before).max() > 1e-3
     logits, _ = model.step(INPUTS["target"][:, :1], model.encode(LABELS))
     np.testing.assert_allclose(logits[:, 0], after[:, 0], atol=1e-5)
-    if change == "lora":  # files have the merged kernel
-        model.save(tmp_path / "model.keras")
-        loaded = keras.saving.load_model(tmp_path / "model.keras")
-        np.testing.assert_allclose(loaded(INPUTS), after, atol=1e-6)
+    model.save(tmp_path / "model.keras")  # with the merged kernel
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded(INPUTS), after, atol=1e-6)
 
 
 class OwnNorm(LayerNormalization):

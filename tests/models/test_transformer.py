@@ -90,11 +90,21 @@ def test_subclass_with_own_layers_trains_and_is_saved(tmp_path):
     np.testing.assert_array_equal(logits_of(loaded), logits_of(model))
 
 
+def test_frozen_model_of_a_file_can_be_unfrozen(tmp_path):
+    model = Transformer(PAPER)
+    model.trainable = False
+    model.save(tmp_path / "some.keras")
+    for each in (model, keras.models.load_model(tmp_path / "some.keras")):
+        assert not each.trainable_weights
+        each.trainable = True
+        assert len(each.trainable_weights) == len(each.weights)
+
+
 IDS = np.array([[5, 6, 3], [7, 3, 0]])
 RAGGED = tf.ragged.constant([[5, 6, 3], [7, 3]])
 
 
-@pytest.mark.parametrize("use", ["call", "fit", "predict"])
+@pytest.mark.parametrize("use", ["call", "fit"])
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -108,7 +118,7 @@ RAGGED = tf.ragged.constant([[5, 6, 3], [7, 3]])
 def test_inputs_without_names_or_rows_are_rejected(use, inputs, message):
     model = Transformer(PAPER)
     model.compile(loss=SmoothedCrossEntropy(), jit_compile=False)
-    uses = {"call": model, "fit": lambda x: model.fit(x, IDS), "predict": model.predict}
+    uses = {"call": model, "fit": lambda x: model.fit(x, IDS)}
     with pytest.raises(InputError, match=message):
         uses[use](inputs)
 

@@ -1,6 +1,5 @@
 """What the Universal Transformer's halting decides, costs and shows."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,8 +8,7 @@ import transformer_oracle
 from model_cases import INPUTS, SOURCE, TARGET, random_model
 
 from keras_transformer import Translator
-from keras_transformer.config import ModelConfig, SearchConfig, TransformerConfig, UniversalConfig
-from keras_transformer.models import UniversalTransformer, build_model
+from keras_transformer.config import SearchConfig, UniversalConfig
 from keras_transformer.objectives import SmoothedCrossEntropy
 
 SIZES = dict(vocabulary_size=13, model_dim=8, feed_forward_dim=12, num_heads=2, dropout=0.0)
@@ -89,28 +87,3 @@ def test_signature_attention_reports_the_steps_of_each_token():
         np.testing.assert_array_equal(steps > 0, is_real)
         np.testing.assert_array_equal(remainders > 0, is_real)
         assert steps.max() <= PLAIN.num_steps
-
-
-# Sizes
-
-
-def test_presets_have_the_parameters_of_their_two_layers():
-    config = ModelConfig.preset("universal-base", vocabulary_size=4)
-    assert type(config) is UniversalConfig
-    with keras.StatelessScope(initialize_variables=False):
-        count = UniversalTransformer(config).count_params()
-    d, f = 1024, 4096
-    attention, feed_forward, norm = 4 * d * d, 2 * d * f + f + d, 2 * d
-    layers = 3 * attention + 2 * feed_forward + 5 * norm
-    assert count == layers + 2 * (d + 1) + 4 * d  # two halting units and four embeddings
-    assert round(layers / 1e6, 1) == 29.4
-
-
-def test_flops_project_the_memory_once():
-    lengths = np.array([5.0]), np.array([7.0])
-    d = SIZES["model_dim"]
-    for steps in (1, 4):
-        transformer = build_model(TransformerConfig(**SIZES, num_layers=steps))
-        projections = 2 * 2 * d * d * lengths[0] * (steps - 1)
-        model = build_model(PLAIN.replace(num_steps=steps, adaptive_steps=False))
-        assert model.count_flops(*lengths) == transformer.count_flops(*lengths) - projections
