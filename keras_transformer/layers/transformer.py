@@ -199,8 +199,9 @@ class TransformerLayer(Layer):
         sublayers = [(attend_to_self, self.self_attention_norm)]
         if attend_to_memory is not None:
             sublayers.append((attend_to_memory, self.cross_attention_norm))
-        feed_forward = functools.partial(self.feed_forward, training=training)
-        sublayers.append((feed_forward, self.feed_forward_norm))
+        sublayers.append(
+            (lambda y: self.feed_forward(y, training=training), self.feed_forward_norm)
+        )
         others = []
         for sublayer, norm in sublayers:
             y, other = with_scores(sublayer(norm(x) if self.is_pre_norm else x))
