@@ -6,7 +6,6 @@ from typing import Any
 import keras
 
 from keras_transformer.data.preprocessor import read_pairs
-from keras_transformer.errors import InputError
 from keras_transformer.inference import ModelTranslator
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import Vocabulary
@@ -50,17 +49,9 @@ class TranslationMetrics(keras.callbacks.Callback):
         self._search = self._task.search_config({**self._task.dev_search, **search})
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        for side, size, vocabulary in zip(
-            ("source", "target"),
-            (self.model.config.vocabulary_size, self.model.config.target_size),
-            self._vocabularies,
-            strict=True,
-        ):
-            if size != vocabulary.size:
-                raise InputError(
-                    f"the model has {size} {side} tokens, the vocabulary {vocabulary.size}; give "
-                    "TranslationMetrics the vocabularies of the model"
-                )
+        self._translator = ModelTranslator(
+            self.model, *self._vocabularies, self._search, task=self._task
+        )
         texts = self._text
         self._task.check_references(texts.target, self._vocabularies[1])
         if self._task.evaluate(texts.target, texts.target, texts.source)["bleu"] is None:
@@ -69,9 +60,6 @@ class TranslationMetrics(keras.callbacks.Callback):
                 'monitor val_chrf, or give task=TranslationTask(bleu_tokenize="char")',
                 stacklevel=2,
             )
-        self._translator = ModelTranslator(
-            self.model, *self._vocabularies, self._search, task=self._task
-        )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         translations = self._translator.translate(self._text.source)

@@ -56,6 +56,7 @@ def batch():
     random = np.random.default_rng(1)
     source, target, labels = random.integers(4, 40, (3, 16, 12)).astype("int32")
     labels[3, 5:] = labels[9:, 2:] = 0
+    target[:, 0] = 2  # BOS
     return {"source": source, "target": target}, labels
 
 

@@ -188,9 +188,6 @@ def _own_presets(config: type[ModelConfig]) -> Mapping[str, Preset]:
     return vars(config).get("PRESETS", {})
 
 
-# The form and size of a Transformer, and what other models of its layers share with it.
-
-
 Positions = Literal["sinusoidal", "concatenated", "halves", "learned", "relative", "rotary"]
 _ABSOLUTE = ("sinusoidal", "concatenated", "halves", "learned")
 
@@ -325,9 +322,6 @@ class TransformerConfig(TransformerLayersConfig):
     )
 
 
-# The form and size of a Universal Transformer.
-
-
 @add_architecture
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UniversalConfig(TransformerLayersConfig):
@@ -380,9 +374,6 @@ class UniversalConfig(TransformerLayersConfig):
             )
         if self.norm_epsilon == 0:  # what halting gives padding is zero, which is not normalized
             raise InputError("norm_epsilon must be above 0 in a Universal Transformer, got 0")
-
-
-# The form and size of a recurrent model.
 
 
 @add_architecture

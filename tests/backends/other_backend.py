@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_transformer import RecurrentConfig, SmoothedCrossEntropy, TransformerConfig, build_model
+from keras_transformer import SmoothedCrossEntropy, TransformerConfig, build_model
 
 Array = np.ndarray
 IS_JAX = keras.backend.backend() == "jax"
@@ -86,15 +86,13 @@ def train_with_dropout(model: Any, batches: dict[str, Array]) -> dict[str, Any]:
     }
 
 
-SIZES = dict(vocabulary_size=32, model_dim=16, dropout=0.0)
-DISTRIBUTED = {
-    "transformer": TransformerConfig(num_layers=1, num_heads=2, feed_forward_dim=24, **SIZES),
-    "recurrent": RecurrentConfig(hidden_dim=16, **SIZES),
-}
+DISTRIBUTED = TransformerConfig(
+    vocabulary_size=32, model_dim=16, num_layers=1, num_heads=2, feed_forward_dim=24, dropout=0.0
+)
 
 
 def train_distributed(batches: dict[str, Array]) -> dict[str, dict[str, Any]]:
-    """Trains models on one device, with data parallelism and with model parallelism."""
+    """Trains a model on one device, with data parallelism and with model parallelism."""
     distribution = keras.distribution
     devices = distribution.list_devices()
     assert len(devices) == 8
@@ -102,27 +100,24 @@ def train_distributed(batches: dict[str, Array]) -> dict[str, dict[str, Any]]:
     mesh = distribution.DeviceMesh((2, 4), ["batch", "model"], devices)
     layout = distribution.LayoutMap(mesh)
     layout[".*embedding/table"] = ("model", None)
-    layout[".*/(query|key_value|query_key_value|inner|projection|output|memory)/kernel"] = (
-        None,
-        "model",
-    )
+    matrices = "query|key_value|query_key_value|inner|projection|output|memory"
+    layout[f".*/({matrices})/kernel"] = (None, "model")
     model = distribution.ModelParallel(layout_map=layout, batch_dim_name="batch")
     results: dict[str, dict[str, Any]] = {}
-    for name, config in DISTRIBUTED.items():
-        for way, chosen in (("one", None), ("data", data), ("model", model)):
-            distribution.set_distribution(chosen)
-            keras.utils.set_random_seed(1)
-            built = build_model(config)
-            start = built.get_weights()
-            built.compile(keras.optimizers.SGD(0.3, momentum=0.9), SmoothedCrossEntropy())
-            inputs = {"source": batches["source"], "target": batches["target"]}
-            built.fit(inputs, batches["labels"], batch_size=8, shuffle=False, verbose=0)
-            weights = built.get_weights()
-            results[f"{name}-{way}"] = {
-                "weights": np.concatenate([weight.ravel() for weight in weights]),
-                "change": max(np.abs(a - b).max() for a, b in zip(weights, start, strict=True)),
-                "sharded": sum(not weight.value.is_fully_replicated for weight in built.weights),
-            }
+    for way, chosen in (("one", None), ("data", data), ("model", model)):
+        distribution.set_distribution(chosen)
+        keras.utils.set_random_seed(1)
+        built = build_model(DISTRIBUTED)
+        start = built.get_weights()
+        built.compile(keras.optimizers.SGD(0.3, momentum=0.9), SmoothedCrossEntropy())
+        inputs = {"source": batches["source"], "target": batches["target"]}
+        built.fit(inputs, batches["labels"], batch_size=8, shuffle=False, verbose=0)
+        weights = built.get_weights()
+        results[way] = {
+            "weights": np.concatenate([weight.ravel() for weight in weights]),
+            "change": max(np.abs(a - b).max() for a, b in zip(weights, start, strict=True)),
+            "sharded": sum(not weight.value.is_fully_replicated for weight in built.weights),
+        }
     return results
 
 

@@ -272,13 +272,6 @@ def test_impossible_options_losses_and_labels_are_rejected(model, options, label
         model.fit(INPUTS, labels, verbose=0)
 
 
-def test_sums_of_whole_batches_and_labels_in_a_list_are_taken(model):
-    for loss in (SUMMED, APART):
-        model.compile("sgd", loss)
-    model.compile("sgd", SmoothedCrossEntropy(), run_eagerly=True)
-    model.fit(INPUTS, [LABELS], verbose=0)  # which Keras takes too
-
-
 def test_frozen_model_fits_with_a_warning(model):
     start = model.get_weights()
     model.trainable = False
@@ -322,22 +315,6 @@ def test_non_finite_updates_are_skipped_and_counted(model, options):
     assert (int(model.bad_steps), int(model.bad_steps_in_a_row)) == (2, 0)
     assert np.abs(np.asarray(table) - start[0]).max() > 0.01
     model.set_weights(start)
-
-
-def test_float16_skips_overflows_and_lowers_its_scale():
-    model = Transformer(CONFIG, dtype=keras.DTypePolicy("mixed_float16"))
-    model.compile(optimizer=keras.optimizers.SGD(0.1), loss=SmoothedCrossEntropy())
-    model.optimizer.build(model.trainable_variables)
-    model.optimizer.dynamic_scale.assign(2.0**40)
-    start = model.get_weights()
-    model.train_on_batch(INPUTS, LABELS)
-    assert_weights(model, start)
-    assert float(model.optimizer.dynamic_scale) == 2.0**39
-    assert int(model.bad_steps_in_a_row) == 1
-    model.optimizer.dynamic_scale.assign(2.0**10)
-    model.train_on_batch(INPUTS, LABELS)
-    assert int(model.bad_steps_in_a_row) == 0
-    assert any(np.any(old != new) for old, new in zip(start, model.get_weights(), strict=True))
 
 
 @pytest.mark.slow
