@@ -47,6 +47,8 @@ def _flags(call, script, *arguments, known={}):  # noqa: B006  (collected once)
 @pytest.mark.parametrize("page", _PAGES)
 def test_flags_exist(call, page):
     code, text = _read(page)
+    if page.endswith("coming_from.md"):  # its other columns have the flags of other toolkits
+        text = re.sub(r"^(\|[^|]*\|).*", r"\1", text, flags=re.M)
     for script, rest in re.findall(
         r"(?:python scripts/|keras-transformer )(\w+)(?:\.py)?(.*)", code
     ):

@@ -113,6 +113,7 @@ def test_serving(trained, run_page, server):
     ("page", "short"),
     [
         ("tutorials/keras", ""),
+        ("guides/models", ""),
         ("guides/own_model", ""),
         ("guides/gpu", ""),
         ("tutorials/number_names", _ONE_LAYER_AND_SHORT),
