@@ -114,7 +114,6 @@ def test_serving(trained, run_page, server):
     [
         ("tutorials/keras", ""),
         ("guides/models", ""),
-        ("guides/own_model", ""),
         ("guides/gpu", ""),
         ("tutorials/number_names", _ONE_LAYER_AND_SHORT),
     ],
