@@ -13,7 +13,6 @@ from .config import UniversalConfig as UniversalConfig
 from .data.preprocessor import Seq2SeqPreprocessor as Seq2SeqPreprocessor
 from .errors import InputError as InputError
 from .host import keep_freed_memory as keep_freed_memory
-from .inference import BatchTranslator as BatchTranslator
 from .inference import XlaShapes as XlaShapes
 from .loading import Translator as Translator
 from .models import Ensemble as Ensemble

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from keras_transformer import inference
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, local_path
-from keras_transformer.inference import BatchTranslator
 from keras_transformer.interop import read_model, run_configs
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.pretrained import load_pretrained, pretrained_models
@@ -65,11 +64,11 @@ def find_model(name: Path) -> NamedModel:
     return NamedModel(foreign.to_model(), *foreign.vocabularies, configs, foreign.notes)
 
 
-class Translator(inference.ModelTranslator):
-    __doc__ = inference.ModelTranslator.__doc__
+class Translator(inference.Translator):
+    __doc__ = inference.Translator.__doc__
 
     @classmethod
-    def load(cls, name: Path, checkpoint: str = "auto", **search: Any) -> BatchTranslator:
+    def load(cls, name: Path, checkpoint: str = "auto", **search: Any) -> inference.Translator:
         """Returns the translator that a name stands for, and warns of what its files lack.
 
         Args:

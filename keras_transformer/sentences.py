@@ -1,7 +1,7 @@
 """Any number of sentences through the signatures of a model: translate, score, align.
 
 `SentenceTranslator` reads sentences and options, and makes results of the answers. `Client` sends
-its batches to a model server, `BatchTranslator` computes them in this process.
+its batches to a model server, `Translator` computes them in this process.
 """
 
 import abc
@@ -11,14 +11,14 @@ from typing import Any, Literal, NamedTuple, overload
 
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError, as_text, check_unicode
-from keras_transformer.results import (
+from keras_transformer.outputs import (
+    Attention,
     DetailedTranslation,
     Result,
     Score,
     Translation,
-    check_details,
     read_alignments,
-    read_details,
+    read_attention,
     read_scores,
     read_translations,
 )
@@ -133,10 +133,7 @@ class SentenceTranslator(abc.ABC):
         def read(answer: Answer) -> list[Any]:
             # The alternatives may be fewer, since empty places are dropped.
             self.num_translations = len(answer["translations"][0])
-            if not details:
-                return read_translations(answer)
-            check_details(answer)
-            return read_details(answer)
+            return read_translations(answer, details=details)
 
         results = self._read_rows(signature, columns, read, details=details)
         return results[0] if isinstance(sentences, str) else results
@@ -169,6 +166,14 @@ class SentenceTranslator(abc.ABC):
         """
         return self._read_rows("attention", pair_inputs(source, target), read_alignments)
 
+    def attention(self, source: Sequence[str], target: Sequence[str]) -> list[Attention]:
+        """Returns the attention from which `align` takes words: the mean of the last layer's heads.
+
+        Raises:
+            InputError, ServingError: as in `align`.
+        """
+        return self._read_rows("attention", pair_inputs(source, target), read_attention)
+
     def _read_rows(
         self,
         signature: str,
@@ -182,14 +187,12 @@ class SentenceTranslator(abc.ABC):
         Args:
             signature: the name of the function to call.
             columns: its inputs.
-            read: reads the result of each row from an answer; raises as the functions of `results`
+            read: reads the result of each row from an answer; raises as the functions of outputs.py
                 do.
             details: whether answers should have details.
         """
 
-        def read_batch(
-            answer: Answer, inputs: Mapping[str, InputValues]
-        ) -> list[tuple[Result, set[str]]]:
+        def read_batch(answer: Answer) -> list[tuple[Result, set[str]]]:
             results = read(answer)
             flags = {name: answer[name] for name in REMARKS if name in answer}
             return [
@@ -213,7 +216,7 @@ class SentenceTranslator(abc.ABC):
         self,
         signature: str,
         columns: Mapping[str, InputValues],
-        read: Callable[[Answer, Mapping[str, InputValues]], list[Result]],
+        read: Callable[[Answer], list[Result]],
         details: bool,
     ) -> list[Result]:
         """Answers the rows of inputs in batches; returns the result of each row, in their order.
@@ -221,7 +224,7 @@ class SentenceTranslator(abc.ABC):
         Args:
             signature: the name of the function to call.
             columns: its inputs.
-            read: returns the results of the rows of a batch, given its answer and its inputs.
+            read: returns the results of the rows of a batch, given its answer.
             details: whether answers should have details.
         """
 

@@ -10,7 +10,7 @@ from unittest import mock
 import keras
 
 from keras_transformer.config import model
-from keras_transformer.results import Translation
+from keras_transformer.outputs import Translation
 from keras_transformer.tasks import task
 
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from keras_transformer.errors import InputError
+from keras_transformer.outputs import Translation
 from keras_transformer.paragraphs import SplitParagraphs, translate_paragraphs
-from keras_transformer.results import Translation
 
 pytest.importorskip("pysbd")
 

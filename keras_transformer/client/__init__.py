@@ -2,6 +2,6 @@
 
 from keras_transformer.client.client import Client
 from keras_transformer.client.transport import ServingError
-from keras_transformer.results import DetailedTranslation, Score, Translation
+from keras_transformer.outputs import DetailedTranslation, Score, Translation
 
 __all__ = ["Client", "DetailedTranslation", "Score", "ServingError", "Translation"]

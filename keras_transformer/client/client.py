@@ -7,14 +7,14 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import Self
 
 from keras_transformer.client.transport import Certificates, ModelName, ServingError
 from keras_transformer.errors import InputError, check_choice, check_unicode, needs_extra
 from keras_transformer.files import local_path
-from keras_transformer.results import Result
+from keras_transformer.outputs import Result
 from keras_transformer.sentences import (
     Answer,
     InputValues,
@@ -124,16 +124,11 @@ class Client(SentenceTranslator):
     def _input_types(self, signature: str) -> Mapping[str, str]:
         return self._request(self._transport.signatures).get(signature, {})
 
-    def _check_options(
-        self, options: Mapping[str, Any], columns: Mapping[str, InputValues]
-    ) -> None:
-        pass  # only the server knows what it cannot keep, and says so in its answers
-
     def _run(
         self,
         signature: str,
         columns: Mapping[str, InputValues],
-        read: Callable[[Answer, Mapping[str, InputValues]], list[Result]],
+        read: Callable[[Answer], list[Result]],
         details: bool,
     ) -> list[Result]:
         """Requests batches of a signature.
@@ -151,7 +146,7 @@ class Client(SentenceTranslator):
                 lambda timeout_s: self._transport.predict(signature, inputs, timeout_s), batch
             )
             try:
-                results = read(outputs, inputs)
+                results = read(outputs)
             except InputError:  # the answer lacks what only some exports have
                 raise
             except (ArithmeticError, LookupError, TypeError, ValueError):

@@ -137,13 +137,13 @@ def _translate(
     run: "RunDirectory", checkpoint: str, task: Task, text: "ParallelText", search_options: _Record
 ) -> tuple[_Record, list[str]]:
     """Returns the settings and costs of a run, and its outputs."""
-    from keras_transformer.inference import ModelTranslator
+    from keras_transformer.inference import Translator
     from keras_transformer.training.metrics import training_cost
 
     search = run.configs()._replace(task=task).search_config(search_options)
     model, source, target = common.load_translator([(run, checkpoint)])
     task.check_references(text.target, target)
-    translator = ModelTranslator(model, source, target, search, task=task)
+    translator = Translator(model, source, target, search, task=task)
     results = _TEST_SET.translate(translator, text.source)
     outputs = task.postprocess([best.text for best in results], text.source)
     record = {

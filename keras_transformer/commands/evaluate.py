@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> None:
 
 def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
     """Translates the test set with the models of runs, whose folders are separated by commas."""
-    from keras_transformer.inference import ModelTranslator
+    from keras_transformer.inference import Translator
     from keras_transformer.training.metrics import training_cost
     from keras_transformer.training.prepare import read_test_text
 
@@ -116,7 +116,7 @@ def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
     search = configs._replace(task=task).search_config(search_options)
     model, source_vocabulary, vocabulary = common.load_translator(checkpoints)
     task.check_references(text.target, vocabulary)
-    translator = ModelTranslator(model, source_vocabulary, vocabulary, search, task=task)
+    translator = Translator(model, source_vocabulary, vocabulary, search, task=task)
     results = _TEST_SET.translate(translator, text.source)
     outputs = task.postprocess([best.text for best in results], text.source)
     made_by = {

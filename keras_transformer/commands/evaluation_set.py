@@ -9,13 +9,13 @@ from absl import flags
 from keras_transformer.commands import command_flags, common
 from keras_transformer.errors import InputError
 from keras_transformer.host import num_cores
-from keras_transformer.results import Translation
+from keras_transformer.outputs import Translation
 from keras_transformer.sentences import batches_by_length, in_row_order
 from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
-    from keras_transformer.inference import ModelTranslator
+    from keras_transformer.inference import Translator
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
@@ -71,9 +71,7 @@ class EvaluationSet(NamedTuple):
             raise InputError(f"there is no sentence in {self.source.value or self.file.value}")
         return text
 
-    def translate(
-        self, translator: "ModelTranslator", sentences: Sequence[str]
-    ) -> list[Translation]:
+    def translate(self, translator: "Translator", sentences: Sequence[str]) -> list[Translation]:
         """Translates sentences of similar length together, the longest first.
 
         Progress, and which sentences or translations were truncated, go to standard error.
@@ -83,7 +81,7 @@ class EvaluationSet(NamedTuple):
         search = translator.search
         hypotheses = search.num_translations if search.method == "sampling" else search.beam_size
         batch_size = max(1, min(self.batch_size.value, 4 * self.batch_size.value // hypotheses))
-        translator.batch_size, translator.marks_cut_outputs = batch_size, True
+        translator.batch_size, translator.functions.marks_cut_outputs = batch_size, True
         lengths = [len(sentence.encode()) for sentence in sentences]
         batches = batches_by_length(lengths, batch_size * num_cores())  # a core takes a batch
         translations: list[list[Translation]] = []

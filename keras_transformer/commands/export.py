@@ -118,7 +118,7 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
 
 
 def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, Any]) -> pathlib.Path:
-    from keras_transformer.inference import ModelTranslator, XlaShapes
+    from keras_transformer.inference import Translator, XlaShapes
     from keras_transformer.serving.export import describe_run, export
 
     configs = checkpoints[0][0].configs()
@@ -127,7 +127,7 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
     xla = XlaShapes(lengths=_xla_lengths()) if _XLA.value else None
     model, source, target = common.load_translator(checkpoints, _PRECISION.value)
     path = export(
-        ModelTranslator(model, source, target, search, xla, configs.task, _DETAILS.value),
+        Translator(model, source, target, search, xla, configs.task, _DETAILS.value),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,

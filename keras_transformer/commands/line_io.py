@@ -19,8 +19,8 @@ from keras_transformer.commands.common import LineRemarks
 from keras_transformer.config import JsonConfig, option
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines, replace_control_characters, temporary_folder
+from keras_transformer.outputs import DetailedTranslation
 from keras_transformer.paragraphs import SplitParagraphs
-from keras_transformer.results import DetailedTranslation
 from keras_transformer.sentences import SentenceTranslator
 
 Postprocess: TypeAlias = Callable[[Sequence[str], Sequence[str]], list[str]]

@@ -20,7 +20,7 @@ from keras_transformer.serving.model_folder import check_version, read_model_car
 from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
-    from keras_transformer.inference import BatchTranslator, ModelTranslator
+    from keras_transformer.inference import Translator
 
 _RUN_DIR = command_flags.define_run_dirs_flag()
 _MODEL = command_flags.define_model_flag()
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     search = command_flags.given_flags(SearchConfig)
     check_options(search)  # reports a wrong value before loading
     common.check_output(job.output, [job.references, job.prefixes, *arguments])
-    model: BatchTranslator | ModelTranslator
+    model: Translator
     if _SAVED_MODEL.value is None:
         if _MODEL.value is not None:
             command_flags.reject_given(["checkpoint"], "cannot be combined with --model")
@@ -65,19 +65,19 @@ def main(arguments: list[str]) -> None:
     line_io.answer_lines(job, model, arguments, search, task.postprocess, task.target_text)
 
 
-def _load_run(search: dict[str, Any]) -> "tuple[ModelTranslator, Task]":
+def _load_run(search: dict[str, Any]) -> "tuple[Translator, Task]":
     """Returns the translator of --run_dir or --model, and its task."""
     common.load_tensorflow(one_dnn=False)
-    from keras_transformer.inference import ModelTranslator
+    from keras_transformer.inference import Translator
 
     with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
         checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
         configs = checkpoints[0][0].configs()
         models = common.load_translator(checkpoints)
-    return ModelTranslator(*models, configs.search_config(search), task=configs.task), configs.task
+    return Translator(*models, configs.search_config(search), task=configs.task), configs.task
 
 
-def _load_export(version: pathlib.Path, search: dict[str, Any]) -> "tuple[BatchTranslator, Task]":
+def _load_export(version: pathlib.Path, search: dict[str, Any]) -> "tuple[Translator, Task]":
     """Returns the translator of --saved_model, and its task."""
     check_version(version)
     card = read_model_card(version)

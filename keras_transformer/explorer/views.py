@@ -13,14 +13,11 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.inference import BatchTranslator
-from keras_transformer.inference.options import config_settings
-from keras_transformer.inference.translator import finish_translations
+from keras_transformer.inference import ModelFunctions, Translator
 from keras_transformer.search import Constraint, Hypotheses, OpenHypotheses
-from keras_transformer.search.model_search import search_model
 from keras_transformer.search.scoring import is_possible
 from keras_transformer.tasks import Task
-from keras_transformer.text import Tokenizer, Vocabulary
+from keras_transformer.text import Vocabulary
 
 KINDS = ("encoder", "decoder", "cross")
 _NUM_CANDIDATES = 5  # shown of each hypothesis, if search did not keep more
@@ -107,54 +104,35 @@ def inspect_model(
         task: that the model was trained for.
         search: how to search.
     """
-    source_vocabulary, target_vocabulary = vocabularies
-    tokenizer = Tokenizer(source_vocabulary)
     if search.method == "beam":
         search = search.replace(num_translations=search.beam_size)
+    functions = ModelFunctions(model, *vocabularies, search, xla=False, task=task)
 
     def inspect(sentence: str) -> View:
-        text = task.read_text(tf.constant([sentence]))
-        read_sentence = text.numpy().item().decode()
-        (ids,) = source_vocabulary.encode([read_sentence], max_tokens=search.max_source_length)
-        _check_not_blank(ids)
-        source = tf.constant([[*ids, EOS_ID]])
+        source = functions.read(tf.constant([sentence]))
+        _check_not_blank(int(source.lengths[0]) > 0)
         recorder = SearchRecorder()
-        hypotheses = search_model(
-            model,
-            source,
-            search,
-            config_settings(search, target_vocabulary),
-            space_ids=target_vocabulary.space_ids,
-            constraints=[*task.constraints(source, vocabularies), recorder],
-        )
-        tree = make_tree(recorder.steps, hypotheses, target_vocabulary)
+        hypotheses = functions.find(source.ids, constraints=[recorder])
+        tree = make_tree(recorder.steps, hypotheses, vocabularies[1])
         if not tree.translations:
             raise InputError(
                 f"{name}: the search found no translation of {sentence[:40]!r}; change its options"
             )
         written = hypotheses.ids[0, 0, : hypotheses.lengths[0, 0]].numpy().tolist()
         read = [BOS_ID, *written][:-1]
-        inputs = {"source": source, "target": tf.constant([read])}
+        inputs = {"source": source.ids, "target": tf.constant([read])}
         weights = model.attentions(inputs)
         if not set(KINDS) & weights.keys():
             raise InputError(f"{name} has no attention to show")
-        _, surfaces = tokenizer.tokenize_with_surfaces(text, search.max_source_length)
-        (finished,) = finish_translations(
-            hypotheses.ids[:, :1],
-            text,
-            source,
-            surfaces,
-            target=Tokenizer(target_vocabulary),
-            search=search,
-            task=task,
-        )[0].numpy()
+        text = source.text.numpy().item().decode()
+        best = functions.finish(hypotheses.ids[:, :1], source).numpy().item().decode()
         return View(
             name,
             sentence,
-            task.postprocess([finished.decode()], [read_sentence])[0],
-            source_vocabulary.pieces([*ids, EOS_ID]),
-            target_vocabulary.pieces(read),
-            target_vocabulary.pieces(written),
+            task.postprocess([best], [text])[0],
+            vocabularies[0].pieces(source.ids.numpy()[0].tolist()),
+            vocabularies[1].pieces(read),
+            vocabularies[1].pieces(written),
             {kind: np.asarray(weights[kind])[:, 0] for kind in KINDS if kind in weights},
             tree,
             _steps(model, inputs),
@@ -163,11 +141,11 @@ def inspect_model(
     return inspect
 
 
-def inspect_export(name: str, translator: BatchTranslator) -> Inspector:
+def inspect_export(name: str, translator: Translator) -> Inspector:
     """Makes a function that shows the outputs of an export: the mean of the last layer's heads."""
 
     def inspect(sentence: str) -> View:
-        _check_not_blank(sentence.split())
+        _check_not_blank(bool(sentence.strip()))
         translation = translator.translate(sentence).text
         (attention,) = translator.attention([sentence], [translation])
         read = ["<s>", *attention.target][:-1]
@@ -177,8 +155,8 @@ def inspect_export(name: str, translator: BatchTranslator) -> Inspector:
     return inspect
 
 
-def _check_not_blank(tokens: list[Any]) -> None:
-    if not tokens:
+def _check_not_blank(has_words: bool) -> None:
+    if not has_words:
         raise InputError("the sentence is empty; give one with words")
 
 

@@ -1,12 +1,13 @@
 """Text to text in Python: translations of sentences, and the scores and alignments of given ones.
 
-Start with translator.py, the graphs from text to text, which an export has too; generate.py has the
-search from ids to ids, batch_translator.py sends any number of sentences through the graphs. Beside
-them stand scores.py (given translations) and compiled_search.py (XLA).
+Start with model_functions.py, the graphs from text to text, which an export has too; translator.py
+sends any number of sentences through them. Beside them stand options.py (search options of single
+sentences), words.py (words of a text and its tokens), teacher_forcing.py (given translations) and
+compiled_search.py (XLA).
 """
 
-from keras_transformer.inference.batch_translator import BatchTranslator
 from keras_transformer.inference.compiled_search import XlaShapes
-from keras_transformer.inference.translator import ModelTranslator
+from keras_transformer.inference.model_functions import ModelFunctions
+from keras_transformer.inference.translator import Translator
 
-__all__ = ["BatchTranslator", "ModelTranslator", "XlaShapes"]
+__all__ = ["ModelFunctions", "Translator", "XlaShapes"]

@@ -100,23 +100,21 @@ class CompiledSearch:
         return program
 
     def _plain(self, source: Tensor) -> Hypotheses:
-        hypotheses = self._search(source, None)
-        ids = hypotheses.ids
-        return hypotheses._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))
+        return _of_any_length(self._search(source, None))
 
     def _padded(self, size: int, length: int, source: Tensor) -> Hypotheses:
-        """Translates sentences with the program of a shape that they fit into."""
-        hypotheses = self._programs[size, length](_pad(source, size, length))
-        num_sentences = tf.shape(source)[0]
+        """Translates ids [B, S] with a program for at least as many rows and columns."""
+        num_sentences, width = tf.unstack(tf.shape(source))
+        source = tf.pad(source, [[0, 0], [0, length - width]], constant_values=PAD_ID)
+        blank = tf.one_hot(tf.zeros([size - num_sentences], tf.int32), length, EOS_ID, PAD_ID)
+        source = tf.ensure_shape(tf.concat([source, blank], axis=0), [size, length])
+        hypotheses = self._programs[size, length](source)
         hypotheses = tf.nest.map_structure(lambda part: part[:num_sentences], hypotheses)
         longest = tf.maximum(tf.reduce_max(hypotheses.lengths), 1)  # without the padding behind it
-        ids = hypotheses.ids[:, :, :longest]  # [B, N, L]
-        return hypotheses._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))
+        return _of_any_length(hypotheses._replace(ids=hypotheses.ids[:, :, :longest]))
 
 
-def _pad(source: Tensor, size: int, length: int) -> Tensor:
-    """Pads ids [B, S] to [size, length]; added rows have EOS only."""
-    missing = size - tf.shape(source)[0]
-    source = tf.pad(source, [[0, 0], [0, length - tf.shape(source)[1]]], constant_values=PAD_ID)
-    blank = tf.one_hot(tf.zeros([missing], tf.int32), length, EOS_ID, PAD_ID, dtype=tf.int32)
-    return tf.ensure_shape(tf.concat([source, blank], axis=0), [size, length])
+def _of_any_length(hypotheses: Hypotheses) -> Hypotheses:
+    """Gives all branches results of the same static shapes."""
+    ids = hypotheses.ids
+    return hypotheses._replace(ids=tf.ensure_shape(ids, [None, ids.shape[1], None]))

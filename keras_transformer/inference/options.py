@@ -6,7 +6,7 @@ Shapes: B sentences, P phrases of a sentence, M tokens of the longest one.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -29,34 +29,28 @@ _COLUMN_TYPES = {float: tf.float32, int: tf.int32, str: tf.string}
 
 
 def config_settings(search: SearchConfig, target: Vocabulary) -> dict[str, Any]:
-    """The values of a configuration that belong in the graph, see `search_model`."""
-    settings = number_settings(search)
-    if search.banned_phrases:
-        ids = encode_phrases(search.banned_phrases, target)
-        # Padded in Python: XLA cannot compile ragged tensors. [1, P, M], one for all sentences.
-        padded = [*itertools.zip_longest(*ids, fillvalue=PAD_ID)]
-        settings["banned_phrases"] = tf.transpose(tf.constant(padded, tf.int32))[None]
-    return settings
-
-
-def encode_phrases(phrases: Sequence[str], target: Vocabulary) -> list[list[int]]:
-    """The tokens of each banned phrase of a configuration.
+    """Returns the values of a configuration that belong in the graph, see `search_model`.
 
     Raises:
-        InputError: a phrase has no tokens, unknown ones, or too many.
+        InputError: a banned phrase has no tokens, unknown ones, or too many.
     """
-    tokens = target.encode(phrases)
-    for phrase, ids in zip(phrases, tokens, strict=True):
+    settings = number_settings(search)
+    if not search.banned_phrases:
+        return settings
+    tokens = target.encode(search.banned_phrases)
+    for phrase, ids in zip(search.banned_phrases, tokens, strict=True):
         if not ids or UNK_ID in ids or len(ids) > _MAX_PHRASE_LENGTH:
             raise InputError(
                 f"banned_phrases: {phrase[:40]!r} must have 1 to {_MAX_PHRASE_LENGTH} tokens, none "
                 f"of them unknown, got {target.pieces(ids[: _MAX_PHRASE_LENGTH + 1])}"
             )
-    return tokens
+    # Padded in Python: XLA cannot compile ragged tensors. [1, P, M], one for all sentences.
+    padded = [*itertools.zip_longest(*tokens, fillvalue=PAD_ID)]
+    return settings | {"banned_phrases": tf.transpose(tf.constant(padded, tf.int32))[None]}
 
 
 def column_types(search: SearchConfig) -> dict[str, tf.DType]:
-    """The options that sentences may set in this search, with the types of their columns."""
+    """Returns the options that sentences may set, with the types of their columns."""
     unused = search.unused_by(search.method)
     return {
         name: _COLUMN_TYPES[option.type]

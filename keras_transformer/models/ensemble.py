@@ -24,8 +24,7 @@ class Ensemble:
     penalty, which depends on the sign, has another effect than with a single model.
 
     Args:
-        models: one or more, see `TranslationModel`. They may differ in everything but their
-            vocabularies.
+        models: one or more `TranslationModel`s, which differ in anything but their vocabularies.
 
     Raises:
         InputError: there is no model, or their vocabularies differ in size.
@@ -70,10 +69,11 @@ class Ensemble:
     def encode(self, source: Tensor, **options: Any) -> DecodingState:
         """Encodes the source ids [B, S] with every model; see `TranslationModel.encode`."""
         states = [model.encode(source, **options) for model in self.models]
-        has_coverage = all(state.coverage is not None for state in states)
+        # They may differ: a model counts the tokens that it does not read as covered.
+        coverages = [state.coverage for state in states if state.coverage is not None]
         return DecodingState(
             **{name: tuple(getattr(state, name) for state in states) for name in _PER_MODEL},
-            coverage=states[0].coverage if has_coverage else None,
+            coverage=sum(coverages) / len(states) if len(coverages) == len(states) else None,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:

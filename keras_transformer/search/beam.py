@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import (
     IMPOSSIBLE,
     DecodingState,
@@ -24,7 +24,6 @@ from keras_transformer.decoding import (
     Tensor,
     newest_attention,
 )
-from keras_transformer.errors import InputError
 from keras_transformer.search import scoring
 from keras_transformer.search.constraints import Constraint, OpenHypotheses, forbid_ids
 from keras_transformer.search.loop import (
@@ -93,24 +92,24 @@ def beam_search(
             a sentence if there is coverage.
 
     Raises:
-        InputError: `num_translations` is not in 1 to `beam_size`.
+        InputError: an option is out of range, see `SearchConfig`.
     """
-    if not 1 <= num_translations <= beam_size:
-        raise InputError(
-            f"num_translations must be from 1 to beam_size {beam_size}, got {num_translations}"
-        )
+    search = SearchConfig(
+        beam_size=beam_size,
+        num_translations=num_translations,
+        length_penalty_form=length_penalty_form,
+        early_stop=early_stop,
+    )
     if beam_size == 1:
         early_stop = "first"  # greedy search ends with its first EOS
     spec, inputs, first = start_search(
         step,
         state,
-        beam_size,
+        search,
+        dict(length_penalty=length_penalty, coverage_penalty=coverage_penalty),
         max_lengths=max_lengths,
         # `_step` compares an open hypothesis with the last of these.
         num_finished=num_translations if early_stop == "exact" else beam_size,
-        length_penalty=length_penalty,
-        length_penalty_form=length_penalty_form,
-        coverage_penalty=coverage_penalty,
         constraints=constraints,
         max_length_bound=max_length_bound,
         details=details,
@@ -325,7 +324,7 @@ def collect_finished(
     penalty = tf.gather(inputs.length_divisors, state.time + 1, axis=1)  # [B, 1]
     scores = log_probs / penalty
     if "coverage" in state.memory:
-        scores += scoring.coverage_penalty(coverage, inputs.beta)
+        scores += scoring.coverage_penalty(coverage, inputs.options["coverage_penalty"])
     new = Finished(
         scores=tf.where(is_possible(log_probs), scores, NOTHING),
         log_probs=log_probs,

@@ -113,15 +113,11 @@ class Constraint(Protocol):
     def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         """Returns logits [B, W, V] with those of more tokens at `IMPOSSIBLE`; see `forbid_ids`.
 
-        By default those of `forbidden_ids`, which a search also applies where a subclass overrides
-        this.
-
         Args:
             logits: normalized: log-probabilities, `IMPOSSIBLE` for what is forbidden already.
             hypotheses: to continue.
         """
-        ids = self.forbidden_ids(hypotheses)
-        return logits if ids is None else forbid_ids(logits, ids)
+        return logits
 
     def forced_ids(self, hypotheses: OpenHypotheses) -> Tensor | None:
         """Returns the token that must come next in each sentence, int32 [B]; PAD for any.

@@ -11,9 +11,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, PAD_ID
+from keras_transformer.config import BOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import NO_SCORE, DecodingState, StepFunction, Tensor
 from keras_transformer.search import scoring
 from keras_transformer.search.constraints import Constraint
@@ -62,9 +63,8 @@ class SentenceInputs(NamedTuple):
     max_lengths: Tensor  # int32 [B], tokens before EOS, 0 or more
     length_divisors: Tensor  # float32 [B, L + 1, 1], of translations with 0, 1, 2 ... tokens
     longest_divisor: Tensor  # float32 [B, 1], of the longest translation of the sentence
-    beta: Tensor  # float32 [B, 1], weight of the coverage penalty
     constraints: tuple[Any, ...]  # the inputs of each constraint
-    options: dict[str, Tensor]  # parameters of one kind of search only, each [B]
+    options: dict[str, Tensor]  # each [B]
 
 
 class Finished(NamedTuple):
@@ -96,26 +96,38 @@ class State(NamedTuple):
 SearchStep = Callable[[SearchSpec, SentenceInputs, State], State]
 
 
+# Options with a value for each sentence, or one for all; others are float32.
+_TYPES = {"top_k": tf.int32, "seed": tf.int64}
+
+
 def start_search(
     step: StepFunction,
     state: DecodingState,
-    num_hypotheses: int,
+    search: SearchConfig,
+    options: Mapping[str, Tensor],
     *,
     max_lengths: Tensor,
     num_finished: int | None = None,
-    length_penalty: Tensor = 0.0,
-    length_penalty_form: str = "gnmt",
-    coverage_penalty: Tensor = 0.0,
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
     details: bool = False,
-    options: Mapping[str, Tensor] | None = None,
 ) -> tuple[SearchSpec, SentenceInputs, State]:
     """Makes the constants of a search, and its first state, of W empty hypotheses.
 
-    `num_finished` translations are kept, W by default; `options` are parameters of one kind of
-    search only. For the others see `beam_search`.
+    Args:
+        search: what is the same for all sentences.
+        options: what may differ between them: penalties, and parameters of one kind of search.
+        num_finished: translations that are kept, W by default.
+        step, state, max_lengths, constraints, max_length_bound, details: as in `beam_search`.
+
+    Raises:
+        InputError: an option is out of range. Tensors of a graph have no values yet, and pass.
     """
+    for name, values in options.items():
+        if name != "seed" and not hasattr(values, "graph"):
+            for value in np.unique(values).tolist():
+                SearchConfig(method=search.method, **{name: value})
+    num_hypotheses = search.beam_size if search.method == "beam" else search.num_translations
     max_lengths = tf.maximum(tf.cast(max_lengths, tf.int32), 0)
     batch_size = tf.shape(max_lengths)[0]
     if max_length_bound is None:
@@ -123,13 +135,14 @@ def start_search(
     else:
         max_lengths = tf.minimum(max_lengths, max_length_bound)
         result_length = max_length_bound + 1
-    alpha, beta = (
-        repeat_for_each_sentence(tf.cast(value, tf.float32), batch_size)[:, None]
-        for value in (length_penalty, coverage_penalty)
+    sentence_options = repeat_for_each_sentence(
+        {name: tf.cast(values, _TYPES.get(name, tf.float32)) for name, values in options.items()},
+        batch_size,
     )
+    alpha = sentence_options["length_penalty"][:, None]
     # All that a step looks up. A power of each length in the loop would be several operations.
     divisors, longest_divisor = (
-        scoring.length_penalty(lengths, alpha, length_penalty_form)
+        scoring.length_penalty(lengths, alpha, search.length_penalty_form)
         for lengths in (tf.range(result_length + 1), max_lengths[:, None] + 1)
     )
     inputs = SentenceInputs(
@@ -137,11 +150,10 @@ def start_search(
         max_lengths=max_lengths,
         length_divisors=divisors[..., None],
         longest_divisor=longest_divisor,
-        beta=beta,
         constraints=repeat_for_each_sentence(
             tuple(constraint.inputs for constraint in constraints), batch_size
         ),
-        options=repeat_for_each_sentence(dict(options or {}), batch_size),
+        options=sentence_options,
     )
     spec = SearchSpec(
         step=step,

@@ -95,7 +95,7 @@ def search_model(
 
 
 def number_settings(search: SearchConfig) -> dict[str, Any]:
-    """The numbers of a configuration that belong in the graph: those that are not off."""
+    """Returns the numbers of a configuration that belong in the graph: those that are not off."""
     numbers = {
         name: getattr(search, name)
         for name, option in REQUEST_OPTIONS.items()

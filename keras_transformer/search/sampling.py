@@ -9,13 +9,12 @@ Shapes: B sentences, W samples a sentence, V vocabulary, G groups of S tokens.
 """
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID
+from keras_transformer.config import EOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import IMPOSSIBLE, DecodingState, StepFunction, Tensor
-from keras_transformer.errors import InputError
 from keras_transformer.search.beam import (
     advance,
     collect_finished,
@@ -48,6 +47,8 @@ def sample(
     top_p: Tensor = 1.0,
     seed: Tensor = 0,
     length_penalty: Tensor = 0.0,
+    length_penalty_form: Literal["gnmt", "power"] = "gnmt",
+    coverage_penalty: Tensor = 0.0,
     **arguments: Any,
 ) -> Hypotheses:
     """Samples translations token by token, best scores first.
@@ -64,24 +65,27 @@ def sample(
         seed: a number or int [B]. With one number the samples of different sentences are
             correlated; `sentence_seeds` gives each its own seed.
         length_penalty: as in `beam_search`, but 0 by default.
-        **arguments: as in `beam_search`: `max_lengths`, and optionally `length_penalty_form`,
-            `coverage_penalty`, `constraints`, `max_length_bound` and `details`.
+        length_penalty_form, coverage_penalty: as in `beam_search`.
+        **arguments: as in `beam_search`: `max_lengths`, and optionally `constraints`,
+            `max_length_bound` and `details`.
 
     Raises:
-        InputError: `num_translations` is below 1.
+        InputError: an option is out of range, see `SearchConfig`.
     """
-    if num_translations < 1:
-        raise InputError(f"num_translations must be at least 1, got {num_translations}")
+    search = SearchConfig(
+        method="sampling",
+        num_translations=num_translations,
+        length_penalty_form=length_penalty_form,
+    )
     options = dict(
-        temperature=tf.cast(temperature, tf.float32),
-        top_k=tf.cast(top_k, tf.int32),
-        top_p=tf.cast(top_p, tf.float32),
-        seed=tf.cast(seed, tf.int64),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        length_penalty=length_penalty,
+        coverage_penalty=coverage_penalty,
     )
-    start = start_search(
-        step, state, num_translations, length_penalty=length_penalty, options=options, **arguments
-    )
-    return run_search(_step, *start)
+    return run_search(_step, *start_search(step, state, search, options, **arguments))
 
 
 def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
@@ -94,7 +98,9 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
     log_probs = values[..., : logits.shape[2]] - largest[..., None] - rest[..., None]
     log_probs = forbid_ids(log_probs, rules.forbidden_ids)  # [B, W, V]
     options = inputs.options
-    filtered = apply_temperature(log_probs, options["temperature"])
+    # Forbidden tokens stay finite. Low temperatures make probable tokens more probable.
+    divisor = tf.maximum(options["temperature"], _LOWEST_TEMPERATURE)[:, None, None]
+    filtered = tf.maximum(log_probs, NOTHING) / divisor
     filtered = keep_most_probable(filtered, options["top_k"], options["top_p"])
     filtered = tf.ensure_shape(filtered, [None, width, None])
     ids = draw_tokens(filtered, options["seed"], state.time)  # [B, W]
@@ -108,16 +114,6 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
     return advance(spec, inputs, state, ids)._replace(
         log_probs=tf.where(has_ended, NOTHING, totals), finished=finished
     )
-
-
-def apply_temperature(logits: Tensor, temperature: Tensor) -> Tensor:
-    """Divides logits by the temperature, float32 [B] above 0; 1 is neutral.
-
-    Low temperatures make probable tokens more probable (Ackley, Hinton and Sejnowski 1985).
-    Forbidden tokens stay finite.
-    """
-    divisor = tf.maximum(temperature, _LOWEST_TEMPERATURE)[:, None, None]
-    return tf.maximum(logits, NOTHING) / divisor
 
 
 def keep_most_probable(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -40,13 +40,13 @@ def coverage_penalty(coverage: Tensor, beta: Tensor) -> Tensor:
     Args:
         coverage: float32 [B, W, S], the attention weights that each source token received, summed
             over the tokens of the hypothesis; 1 or more for padding.
-        beta: float32 [B, 1] or [1, 1]; 0 turns the penalty off.
+        beta: float32 [B]; 0 turns the penalty off.
 
     Returns:
         float32 [B, W], always finite: a token without any attention counts as log(2**-126).
     """
     logs = tf.math.log(tf.clip_by_value(coverage, _SMALLEST, 1.0))
-    return beta * tf.reduce_sum(logs, axis=-1)
+    return beta[:, None] * tf.reduce_sum(logs, axis=-1)
 
 
 def is_possible(log_probs: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ import tensorflow as tf
 
 from keras_transformer.config import UNK_ID
 from keras_transformer.errors import InputError, needs_extra, one_line
-from keras_transformer.inference import ModelTranslator
-from keras_transformer.inference.batch_translator import signature_inputs
+from keras_transformer.inference import ModelFunctions
+from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.sentencepiece_model import RESERVED_IDS
 
@@ -56,7 +56,7 @@ class Request(NamedTuple):
 
 
 def make_requests(
-    translator: ModelTranslator, signatures: Mapping[str, Any], sentences: Sequence[str] = ()
+    functions: ModelFunctions, signatures: Mapping[str, Any], sentences: Sequence[str] = ()
 ) -> list[Request]:
     """Returns requests to each signature, and to each compiled shape.
 
@@ -65,17 +65,16 @@ def make_requests(
     text is not known in advance.
 
     Args:
-        translator: the translator of the signatures.
-        signatures: from `ModelTranslator.signatures`. Inputs other than "source", "target" and
+        functions: of a model.
+        signatures: from `ModelFunctions.signatures`. Inputs other than "source", "target" and
             "text" are options, which keep the values of the export.
         sentences: typical text; by default it is generated from the vocabulary.
     """
-    source = translator.source_tokenizer.vocabulary
-    target = translator.target_tokenizer.vocabulary
+    source, target = functions.vocabularies
     generator = random.Random(0)
     if not any(map(str.strip, sentences)):
         sentences = [_generate_text(source, 1 + n, generator) for n in range(_MAX_GENERATED)]
-    ids = source.encode(sentences, max_tokens=translator.search.max_source_length)
+    ids = source.encode(sentences, max_tokens=functions.search.max_source_length)
     by_length = sorted(range(len(ids)), key=lambda row: len(ids[row]))
     spread = [by_length[int(place)] for place in np.linspace(0, len(ids) - 1, _BATCH_SIZE)]
     requests = []
@@ -91,8 +90,8 @@ def make_requests(
             if name == "tokens":
                 inputs = {"source": _ids_column([ids[row] for row in rows])}
             requests.append(Request(name, inputs))
-    if translator.xla is not None:
-        for size, width in itertools.product(*translator.xla):
+    if functions.xla is not None:
+        for size, width in itertools.product(*functions.xla):
             batch = [_random_ids(source, width - 1, generator) for _ in range(size)]  # and EOS
             requests.append(Request("tokens", {"source": _ids_column(batch)}))
     return requests

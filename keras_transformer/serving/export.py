@@ -2,7 +2,7 @@
 
 From model to published version, in `export`:
 
-1. `ModelTranslator.signatures` traces the functions to serve, with the matrix of the logits stored,
+1. `ModelFunctions.signatures` traces the functions to serve, with the matrix of the logits stored,
 2. they are written to a temporary folder, under a module that has the variables alone;
    `merge_constants` makes the graph smaller, then warm-up requests and a model card are added,
 3. `compare_answers` loads the folder in a fresh process and compares its answers with Python's, on
@@ -32,8 +32,8 @@ from keras_transformer.config import DataConfig, split_list
 from keras_transformer.errors import InputError
 from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.host import package_versions
-from keras_transformer.inference import BatchTranslator, ModelTranslator
-from keras_transformer.inference.batch_translator import signature_inputs
+from keras_transformer.inference import ModelFunctions, Translator
+from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.serving.checks import (
     CHECK_TIMEOUT,
     check_installed,
@@ -55,7 +55,7 @@ from keras_transformer.training.run import RunDirectory
 
 
 def export(
-    translator: ModelTranslator,
+    translator: Translator,
     folder: str | os.PathLike[str],
     version: int | None = None,
     *,
@@ -65,7 +65,7 @@ def export(
     check_timeout: float = CHECK_TIMEOUT,
     say: Callable[[str], None] = lambda line: None,
 ) -> pathlib.Path:
-    """Writes `<folder>/<version>/` with the signatures of `ModelTranslator.signatures`; returns it.
+    """Writes `<folder>/<version>/` with the functions of a translator as signatures; returns it.
 
     A server that polls the folder never sees half of a version, nor one that it could not serve: a
     version is renamed into the folder after a fresh process gave the translator's answers from it.
@@ -95,7 +95,7 @@ def export(
     name = base.resolve().name if name is None else name
     check_name(name)
 
-    serving = translator.with_stored_projection()
+    serving = translator.functions.with_stored_projection()
     signatures = serving.signatures()
     requests = make_requests(serving, signatures, sentences)
     try:
@@ -103,7 +103,7 @@ def export(
             tf.saved_model.save(serving.module(), str(staging), signatures=signatures)
             merge_constants(staging)
             write_requests(staging, requests, name)
-            card = make_model_card(translator, signatures, _text_operations(staging), training)
+            card = make_model_card(serving, signatures, _text_operations(staging), training)
             text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
             (staging / MODEL_CARD).write_text(text, encoding="utf-8")
             num_sentences = sum(request.size for request in requests)
@@ -119,7 +119,7 @@ def export(
     return published
 
 
-def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
+def load_exported(version: str | os.PathLike[str]) -> Translator:
     """Returns the translator of an exported version.
 
     Args:
@@ -142,28 +142,29 @@ def load_exported(version: str | os.PathLike[str]) -> BatchTranslator:
     serve = loaded.signatures.get("serving_default")
     if serve is None or not {"translations", "scores"} <= set(serve.structured_outputs):
         raise InputError(f"the SavedModel in {path} is not a translator that `export` wrote")
-    return BatchTranslator(lambda name: loaded.signatures[name])  # lives as long as `loaded`
+    # Its functions live as long as `loaded`.
+    return Translator.from_functions(lambda name, details: loaded.signatures[name])
 
 
 # The model card: what the graph does not say of the model. It names no machine and no folder.
 
 
 def make_model_card(
-    translator: ModelTranslator,
+    functions: ModelFunctions,
     signatures: Mapping[str, Any],
     operations: list[str],
     training: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Returns the card as values for JSON; `operations` are those of TensorFlow Text."""
-    model = translator.model
+    model = functions.model
     # The other variables are seeds and tables; a stored projection is no weight.
     values = [variable.value for variable in model.variables]
     weights = [value for value in values if value.dtype.is_floating]
-    source, target = translator.source_tokenizer.vocabulary, translator.target_tokenizer.vocabulary
+    source, target = functions.vocabularies
     return {
         "training": list(training),
         "model": model.config.to_dict(),
-        "search": translator.search.to_dict(),
+        "search": functions.search.to_dict(),
         "parameters": sum(weight.shape.num_elements() for weight in weights),
         "precision": {
             "weights": sorted({weight.dtype.name for weight in weights}),

@@ -18,7 +18,7 @@ from keras_transformer.config import SearchConfig, TrainingConfig
 from keras_transformer.data import BatchPlan, ParallelText, evaluation_batches
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.inference import ModelTranslator
+from keras_transformer.inference import ModelFunctions
 from keras_transformer.inference.compiled_search import gpu_shapes
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.sentences import batches_by_length, in_row_order
@@ -118,10 +118,8 @@ class DevMetric:
         share = self._num_devices / strategy.num_replicas_in_sync
         self._max_tokens = int(training.batch_tokens // training.accumulation_steps * share)
         shapes = gpu_shapes((_MAX_ROWS,)) if self._num_devices == 1 else None
-        self._translator = ModelTranslator(
-            model, source, target, search, shapes or False, task=task
-        )
-        self._translator.marks_cut_outputs = True
+        self._functions = ModelFunctions(model, source, target, search, shapes or False, task)
+        self._functions.marks_cut_outputs = True
         self._translate_batch = tf.function(
             self._translate_on_each_device,
             input_signature=[tf.TensorSpec([None], tf.string)],
@@ -166,7 +164,7 @@ class DevMetric:
 
     def _translate_rows(self, text: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the best translations, string [B], and whether they had to end, bool [B]."""
-        answer = self._translator.translate_text(text)
+        answer = self._functions.translate_text(text)
         return answer["translations"][:, 0], answer["best_cut"]
 
     def _rows(self, columns: tuple[Any, Any]) -> list[tuple[bytes, bool]]:

@@ -145,7 +145,7 @@ def write_models(
     """Writes the model for each engine that is installed, and returns its folders by engine."""
     import tensorflow as tf
 
-    from keras_transformer.inference import ModelTranslator, XlaShapes
+    from keras_transformer.inference import ModelFunctions, XlaShapes
     from keras_transformer.interop.ctranslate2 import export_ctranslate2
     from keras_transformer.models import build_model
 
@@ -159,19 +159,19 @@ def write_models(
     search = default.replace(beam_size=BEAM_SIZE, length_penalty=LENGTH_PENALTY)
     half = build_model(model.config, dtype="bfloat16")
     half.set_weights(model.get_weights())
-    translators = {
-        "ours": ModelTranslator(model, source, target, search),
-        "ours_xla": ModelTranslator(model, source, target, search, xla=shapes),
-        "ours_default": ModelTranslator(model, source, target, default),
-        "ours_bfloat16": ModelTranslator(half, source, target, search),
+    engines = {
+        "ours": ModelFunctions(model, source, target, search),
+        "ours_xla": ModelFunctions(model, source, target, search, xla=shapes),
+        "ours_default": ModelFunctions(model, source, target, default),
+        "ours_bfloat16": ModelFunctions(half, source, target, search),
     }
     folders = {}
-    for name, translator in translators.items():
+    for name, functions in engines.items():
         # The graph of this signature is the same in an export of all of them.
-        translator = translator.with_stored_projection()
-        tokens = translator.function("tokens")
+        functions = functions.with_stored_projection()
+        tokens = functions.function("tokens")
         folders[name] = str(folder / name)
-        tf.saved_model.save(translator.module(), folders[name], signatures={"tokens": tokens})
+        tf.saved_model.save(functions.module(), folders[name], signatures={"tokens": tokens})
     rival = str(folder / "ctranslate2")
     try:
         export_ctranslate2(model, source, target, rival)

@@ -39,7 +39,7 @@ def _write_models(preset: str, vocabulary_size: int, folder: pathlib.Path) -> di
 
     from benchmarks.decoding import random_model
     from keras_transformer.config import TrainingConfig
-    from keras_transformer.inference import ModelTranslator
+    from keras_transformer.inference import ModelFunctions
     from keras_transformer.serving.constants import merge_constants
     from keras_transformer.training.run import RunDirectory
     from keras_transformer.training.settings import RunConfigs
@@ -48,8 +48,8 @@ def _write_models(preset: str, vocabulary_size: int, folder: pathlib.Path) -> di
     search = {"max_extra_length": _MAX_EXTRA_LENGTH}
     configs = RunConfigs(model.config, None, TrainingConfig(), search=search)
     RunDirectory(folder / "run").write(configs, vocabulary, vocabulary, model)
-    translator = ModelTranslator(model, vocabulary, search=configs.search_config({}))
-    serving = translator.with_stored_projection()
+    functions = ModelFunctions(model, vocabulary, search=configs.search_config({}))
+    serving = functions.with_stored_projection()
     signatures = serving.signatures()
     tf.saved_model.save(serving.module(), str(folder / "export"), signatures=signatures)
     merge_constants(folder / "export")

@@ -66,7 +66,7 @@ def share_translators(monkeypatch, traced):
     from keras_transformer import inference
     from keras_transformer.commands import common
 
-    load, make = common.load_translator, inference.ModelTranslator
+    load, make = common.load_translator, inference.Translator
 
     def load_once(found):
         stored = [path for run, name in found
@@ -85,7 +85,7 @@ def share_translators(monkeypatch, traced):
         return traced[key]
 
     monkeypatch.setattr(common, "load_translator", load_once)
-    monkeypatch.setattr(inference, "ModelTranslator", make_once)
+    monkeypatch.setattr(inference, "Translator", make_once)
 
 
 @pytest.fixture

@@ -255,9 +255,9 @@ def test_output_is_utf_8_in_any_locale(run, write_script):
         "import time\nprint('ready', flush=True)\ntime.sleep(60)",
         pytest.param(
             "import time\n"
-            "from keras_transformer.inference.batch_translator import _run_parallel\n"
+            "from keras_transformer.inference.translator import _map_in_threads\n"
             "print('ready', flush=True)\n"
-            "_run_parallel(lambda batch: time.sleep(600), [[0], [1], [2]], [1, 1, 1], 2)\n",
+            "_map_in_threads(lambda batch: time.sleep(600), [[0], [1], [2]], 2)\n",
             marks=pytest.mark.slow,
         ),
     ],

@@ -10,7 +10,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
 from keras_transformer.config import option
-from keras_transformer.inference import BatchTranslator
+from keras_transformer.inference import Translator
 from keras_transformer.tasks import TranslationTask, register_task
 
 
@@ -111,6 +111,6 @@ def test_each_run_decodes_with_its_own_task(compare, run_dir, changed, monkeypat
 def test_runs_that_cannot_be_compared_are_reported(
     compare, refused, run_dir, changed, texts, monkeypatch
 ):
-    monkeypatch.setattr(BatchTranslator, "translate", None)  # rejected before
+    monkeypatch.setattr(Translator, "translate", None)  # rejected before
     refused(compare(run_dir, changed(data={"test_source": f"{texts}/test.xx"})), "--source and")
     refused(compare(run_dir, changed(task={"bleu_lowercase": True})), "give --bleu_lowercase")

@@ -4,7 +4,7 @@ import json
 
 from keras_transformer import host
 from keras_transformer.client import Translation
-from keras_transformer.inference import BatchTranslator
+from keras_transformer.inference import Translator
 
 
 def test_test_files_are_scored(evaluate):
@@ -37,7 +37,7 @@ def test_control_characters_and_long_lines(evaluate, monkeypatch, tmp_path):
         in evaluate("--max_source_length=2").err
     )
     answers = lambda self, sentences: [Translation("a\nb\tc", 0.0)] * len(sentences)  # noqa: E731
-    monkeypatch.setattr(BatchTranslator, "translate", answers)
+    monkeypatch.setattr(Translator, "translate", answers)
     result = evaluate(f"--output={tmp_path}/out", f"--each={tmp_path}/each")
     assert result.code == 0, result.err
     assert (tmp_path / "out").read_text() == "a b c\n" * 12
@@ -62,7 +62,7 @@ def test_wide_beams_have_smaller_batches(evaluate, monkeypatch):
         sizes.append((len(sentences), self.batch_size))
         return [Translation("a", 0.0)] * len(sentences)
 
-    monkeypatch.setattr(BatchTranslator, "translate", translate)
+    monkeypatch.setattr(Translator, "translate", translate)
     for options in (("--batch_size=2", "--method=sampling"), ("--batch_size=5", "--beam_size=8")):
         sizes.clear()
         assert evaluate(*options).code == 0

@@ -13,7 +13,7 @@ import pytest
 
 from keras_transformer.client import Score, Translation
 from keras_transformer.commands import line_io
-from keras_transformer.inference import BatchTranslator
+from keras_transformer.inference import Translator
 from keras_transformer.serving import export as serving_export
 
 
@@ -132,7 +132,7 @@ def exported_as(monkeypatch, tmp_path):
         (tmp_path / "assets.extra").mkdir()
         (tmp_path / "assets.extra" / "model_card.json").write_text(json.dumps(card))
         (tmp_path / "saved_model.pb").touch()
-        model = mock.Mock(spec=BatchTranslator)
+        model = mock.Mock(spec=Translator)
         model.num_translations = 1
         monkeypatch.setattr(serving_export, "load_exported", lambda version: model)
         return tmp_path, model

@@ -1,4 +1,4 @@
-"""Views of a small trained model: attention, search tree, statistics of its heads, figures."""
+"""Views of a small trained model: attention, search tree, statistics of its heads."""
 
 import numpy as np
 import pytest
@@ -13,82 +13,20 @@ from keras_transformer.serving.export import load_exported
 from keras_transformer.tasks import TranslationTask
 
 
-def test_view_has_the_translators_translation(view, translator):
-    assert view.translation == translator.translate(view.sentence).text
-    assert view.source == ["▁hello", "▁two", "▁cat", "</s>"]
-    assert view.read[0] == "<s>"
-    assert view.read[1:] == view.written[:-1]
-    assert "".join(view.written) == view.translation.replace(" ", "▁").join(["▁", "</s>"])
-
-
-def test_view_copies_unknown_words_as_the_translator(make_inspector, words):
-    options = dict(banned_phrases=tuple(words.values()), max_length=1)
-    assert make_inspector(**options)("sun Владимир").translation == "Владимир"
-    kept = make_inspector(**options, replace_unknowns=False)
-    assert kept("sun Владимир").translation == "⁇"
-
-
-def test_attention_rows_are_distributions_and_those_of_the_signature(view, translator):
-    assert list(view.attentions) == ["encoder", "decoder", "cross"]
-    for kind, weights in view.attentions.items():
-        rows, columns = view.tokens(kind)
-        assert weights.shape == (1, 2, len(rows), len(columns))
-        np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
-    answer = translator.function("attention")(
-        source=tf.constant([view.sentence]), target=tf.constant([view.translation])
-    )
-    mean = view.attentions["cross"][-1].mean(axis=0)
-    np.testing.assert_allclose(mean, answer["attention"][0], atol=1e-5)
-    assert view.source == [piece.decode() for piece in answer["source_pieces"][0].numpy()]
-    assert view.written == [piece.decode() for piece in answer["target_pieces"][0].numpy()]
-
-
-@pytest.mark.slow
-def test_export_shows_mean_attention(exported, two_best):
-    sentence = "sun tree"
-    view = inspect_export("exports/1", load_exported(exported))(sentence)
-    assert view.translation == two_best.translate(sentence).text
-    assert list(view.attentions) == ["cross"]
-    answer = two_best.function("attention")(
-        source=tf.constant([sentence]), target=tf.constant([view.translation])
-    )
-    np.testing.assert_allclose(view.attentions["cross"][0, 0], answer["attention"][0], atol=1e-5)
-    assert (view.source[-1], view.written[-1], view.tree) == ("</s>", "</s>", None)
-
-
-def test_nothing_to_show_is_reported(inspect, make_inspector, trained, monkeypatch):
-    with pytest.raises(InputError, match="the sentence is empty"):
-        inspect("  ")
-
-    class WithoutAttention:
-        attentions = staticmethod(lambda inputs: {})
-        __getattr__ = staticmethod(lambda name: getattr(trained[0], name))
-
-    class Nothing(Constraint):
-        inputs = ()
-
-        def forbid(self, logits, hypotheses):
-            return logits - np.inf
-
-    monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [Nothing()])
-    with pytest.raises(InputError, match="runs/words: the search found no translation of 'hello'"):
-        inspect("hello")
-    monkeypatch.undo()
-    with pytest.raises(InputError, match="runs/blind has no attention to show"):
-        make_inspector("runs/blind", WithoutAttention())("hello")
-
-
-def path_of(tree, leaf):
-    path = []
-    while tree.nodes[leaf].parent >= 0:
-        path.insert(0, tree.nodes[leaf])
-        leaf = tree.nodes[leaf].parent
-    return path
-
-
-def test_tree_has_the_translations_and_their_log_probabilities(view, make_translator):
+def test_view_has_what_the_translator_gives(view, make_translator):
     translator = make_translator(num_translations=4)
     best = translator.translate(view.sentence)
+    (attention,) = translator.attention([view.sentence], [best.text])
+    assert view.translation == best.text
+    assert view.source == attention.source == ["▁hello", "▁two", "▁cat", "</s>"]
+    assert view.written == attention.target and view.read == ["<s>", *view.written[:-1]]
+    assert list(view.attentions) == ["encoder", "decoder", "cross"]
+    for kind, weights in view.attentions.items():
+        assert weights.shape == (1, 2, *map(len, view.tokens(kind)))
+        np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+    mean = view.attentions["cross"][-1].mean(axis=0)
+    np.testing.assert_allclose(mean, attention.weights, atol=1e-5)
+
     expected = [best, *best.alternatives]
     texts = [each.text for each in expected]
     scores = translator.score([view.sentence] * len(texts), texts)
@@ -99,6 +37,60 @@ def test_tree_has_the_translations_and_their_log_probabilities(view, make_transl
         np.testing.assert_allclose(
             [node.log_prob for node in path], score.token_scores, rtol=1e-4, atol=1e-4
         )
+
+
+def path_of(tree, leaf):
+    path = []
+    while tree.nodes[leaf].parent >= 0:
+        path.insert(0, tree.nodes[leaf])
+        leaf = tree.nodes[leaf].parent
+    return path
+
+
+def test_view_copies_unknown_words_as_the_translator(make_inspector, words):
+    options = dict(banned_phrases=tuple(words.values()), max_length=1)
+    assert make_inspector(**options)("sun Владимир").translation == "Владимир"
+    kept = make_inspector(**options, replace_unknowns=False)
+    assert kept("sun Владимир").translation == "⁇"
+
+
+@pytest.mark.slow
+def test_export_shows_mean_attention(exported, two_best):
+    view = inspect_export("exports/1", load_exported(exported))("sun tree")
+    assert view.translation == two_best.translate("sun tree").text
+    (attention,) = two_best.attention(["sun tree"], [view.translation])
+    assert list(view.attentions) == ["cross"] and view.tree is None
+    np.testing.assert_allclose(view.attentions["cross"][0, 0], attention.weights, atol=1e-5)
+    assert (view.source, view.written) == (attention.source, attention.target)
+
+
+class Forbids(Constraint):
+    """Forbids EOS, or all tokens."""
+
+    inputs = ()
+
+    def __init__(self, ids):
+        self.ids = ids
+
+    def forbid(self, logits, hypotheses):
+        is_forbidden = tf.reduce_any(tf.range(tf.shape(logits)[-1])[:, None] == self.ids, axis=1)
+        return tf.where(is_forbidden, -np.inf, logits)
+
+
+def test_nothing_to_show_is_reported(inspect, make_inspector, trained, monkeypatch):
+    with pytest.raises(InputError, match="the sentence is empty"):
+        inspect("  ")
+
+    class WithoutAttention:
+        attentions = staticmethod(lambda inputs: {})
+        __getattr__ = staticmethod(lambda name: getattr(trained[0], name))
+
+    monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [Forbids(range(30))])
+    with pytest.raises(InputError, match="runs/words: the search found no translation of 'hello'"):
+        inspect("hello")
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="runs/blind has no attention to show"):
+        make_inspector("runs/blind", WithoutAttention())("hello")
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
@@ -116,43 +108,31 @@ def test_tree_has_no_forbidden_candidates(make_inspector, words, beam_size):
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_end_that_is_forced_though_forbidden_is_in_the_tree(make_inspector, monkeypatch, beam_size):
-    class NoEnd(Constraint):
-        inputs = ()
-
-        def forbid(self, logits, hypotheses):
-            return tf.where(tf.range(tf.shape(logits)[-1]) == EOS_ID, -np.inf, logits)
-
-    monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [NoEnd()])
+    monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [Forbids([EOS_ID])])
     view = make_inspector(beam_size=beam_size, max_length=2)("hello")
-    assert [path_of(view.tree, each.node)[-1].token for each in view.tree.translations] == (
-        ["</s>"] * beam_size
-    )
+    ends = [path_of(view.tree, each.node)[-1].token for each in view.tree.translations]
+    assert ends == ["</s>"] * beam_size
     assert "Infinity" not in make_page(page_content([view]))
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "expected"),
+    ("kind", "sentences", "expected"),
     [
         # The first token has no previous one, so it does not count there.
-        ("encoder", [[1, 0, 0], [1, 0, 0], [0, 1, 0]],
+        ("encoder", [[[1, 0, 0], [1, 0, 0], [0, 1, 0]]],
          {"previous": 1, "next": 0, "end": 0, "diagonal": 1 / 3, "distance": 2 / 3, "entropy": 0}),
-        ("encoder", [[0, 1, 0], [0, 0, 1], [0, 0, 1]], {"previous": 0, "next": 1, "end": 2 / 3}),
-        ("encoder", [[0, 0, 1]] * 3, {"end": 1}),
-        ("decoder", [[1, 0], [1, 0]], {"end": 1}),  # BOS
-        ("encoder", [[0.25] * 4] * 4, {"entropy": 2, "distance": (1.5 + 1 + 1 + 1.5) / 4}),
+        ("encoder", [[[0, 1, 0], [0, 0, 1], [0, 0, 1]]], {"previous": 0, "next": 1, "end": 2 / 3}),
+        ("decoder", [[[1, 0], [1, 0]]], {"end": 1}),  # BOS
+        ("encoder", [[[0.25] * 4] * 4], {"entropy": 2, "distance": (1.5 + 1 + 1 + 1.5) / 4}),
         # From corner to corner.
-        ("cross", [[1, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1]],
+        ("cross", [[[1, 0, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1]]],
          {"diagonal": 1, "distance": 0}),
+        # Sentences count by their tokens; of a single token some statistics have none.
+        ("encoder", [[[1]], [[1 / 3] * 3] * 3], {"diagonal": (1 + 3 / 3) / 4}),
+        ("encoder", [[[1]]], {"previous": 0, "next": 0, "entropy": 0}),
     ],
 )  # fmt: skip
-def test_statistics_of_a_head(kind, rows, expected):
-    found = head_statistics([np.array(rows, np.float32)[None, None]], kind)
+def test_statistics_of_a_head(kind, sentences, expected):
+    found = head_statistics([np.array(rows, "f")[None, None] for rows in sentences], kind)
     for name, value in expected.items():
         assert found[name].item() == pytest.approx(value), name
-
-
-def test_statistics_weight_sentences_by_tokens():
-    short, long = np.eye(1)[None, None], np.ones((1, 1, 3, 3)) / 3
-    found = head_statistics([short, long], "encoder")
-    assert found["diagonal"].item() == pytest.approx((1 + 3 / 3) / 4)
-    assert np.isfinite(list(head_statistics([short], "encoder").values())).all()

@@ -14,6 +14,11 @@ from keras_transformer.search import kv_cache_capacities
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
 
 
+def answer(translator, sentences):
+    function = translator.functions.function("serving_default")
+    return function(text=tf.constant(sentences, tf.string))
+
+
 def assert_same_answers(found, expected, **tolerance):
     np.testing.assert_array_equal(found["translations"], expected["translations"])
     np.testing.assert_allclose(found["scores"], expected["scores"], **tolerance)
@@ -47,7 +52,7 @@ def plain(trained):
     ids=["one", "three", "a larger batch", "half a batch", "too long", "none"],
 )
 def test_compiled_search_equals_plain_search(compiled, plain, sentences):
-    found, expected = (each(tf.constant(sentences, tf.string)) for each in (compiled, plain))
+    found, expected = (answer(each, sentences) for each in (compiled, plain))
     assert_same_answers(found, expected, rtol=1e-4)
 
 
@@ -59,7 +64,7 @@ def test_compiled_search_equals_plain_search(compiled, plain, sentences):
     ],
 )  # fmt: skip
 def test_batches_run_in_the_smallest_fitting_program(compiled, monkeypatch, count, length, program):
-    search, run = compiled._compiled, []
+    search, run = compiled.functions._shared_search, []
 
     def plain(source):
         return run.append("plain")
@@ -75,7 +80,8 @@ def test_batches_run_in_the_smallest_fitting_program(compiled, monkeypatch, coun
 
 
 def test_options_use_the_plain_graph(compiled, monkeypatch):
-    monkeypatch.setattr(compiled, "_compiled", lambda source: pytest.fail("uses XLA"))
+    uses_xla = lambda source: pytest.fail("uses XLA")  # noqa: E731
+    monkeypatch.setattr(compiled.functions, "_shared_search", uses_xla)
     sentences = ["hello two cat", "", "sun " * 9]
     found = compiled.translate(sentences, max_length=[2, None, 4], prefix=[None, "木", "木"])
     short, blank, begun = (best.text.split() for best in found)
@@ -92,19 +98,19 @@ def test_other_searches_can_be_compiled(trained, kind):
         search = SEARCH.replace(method="sampling", temperature=3.0, top_k=6, seed=2)
         model = Ensemble([model, model])
     found, expected = (
-        Translator(model, *vocabularies, search, xla=shapes)(tf.constant(["cat two", "", "sun"]))
+        answer(Translator(model, *vocabularies, search, xla=shapes), ["cat two", "", "sun"])
         for shapes in (XlaShapes((4,), (6,)), None)
     )
     assert_same_answers(found, expected, rtol=1e-3)
 
 
 def test_six_shapes_are_compiled_where_there_is_a_gpu(trained, monkeypatch):
-    assert Translator(*trained, SEARCH).xla is None
+    assert Translator(*trained, SEARCH).functions.xla is None
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["GPU:0"])
-    translator = Translator(*trained, SEARCH)
-    assert len(translator._compiled._programs) == 6
-    assert translator.with_stored_projection().xla == translator.xla
-    assert Translator(*trained, SEARCH, details=True).xla is None
+    functions = Translator(*trained, SEARCH).functions
+    assert len(functions._shared_search._programs) == 6
+    assert functions.with_stored_projection().xla == functions.xla
+    assert Translator(*trained, SEARCH, details=True).functions.xla is None
 
 
 def operations(graph):
@@ -115,14 +121,14 @@ def operations(graph):
 
 
 def test_compiled_loop_is_one_program_and_updates_no_integers(compiled):
-    nodes = operations(compiled.function("tokens").graph)
+    nodes = operations(compiled.functions.function("tokens").graph)
     programs = {
         node.attr["f"].func.name
         for some in nodes.values()
         for node in some
         if node.attr["_XlaMustCompile"].b
     }
-    assert len(programs) == len(compiled._compiled._programs)
+    assert len(programs) == len(compiled.functions._shared_search._programs)
     for program in programs:  # each has the whole loop
         assert any("While" in node.op for node in nodes[program])
     updated = {
@@ -146,7 +152,7 @@ def test_long_translations_outgrow_the_first_cache(trained):
     search = SEARCH.replace(max_extra_length=20, min_length=19)
     shapes = XlaShapes(batch_sizes=(2,), lengths=(6,))
     found, expected = (
-        Translator(*trained, search, xla=each)(tf.constant(["hello two cat", "sun"]))
+        answer(Translator(*trained, search, xla=each), ["hello two cat", "sun"])
         for each in (shapes, None)
     )
     assert_same_answers(found, expected, rtol=1e-4)

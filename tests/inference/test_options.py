@@ -7,8 +7,8 @@ import tensorflow as tf
 from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.decoding import NO_SCORE, DecodingState
 from keras_transformer.errors import InputError
-from keras_transformer.inference.batch_translator import signature_inputs
 from keras_transformer.inference.options import read_phrases
+from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.search import BannedPhrases
 from keras_transformer.search.model_search import number_settings, search_model
 
@@ -20,25 +20,29 @@ def texts(answer):
 
 
 def option_inputs(translator):
-    function = translator.function("translate_options")  # traced once
+    function = translator.functions.function("translate_options")  # traced once
     return {name: spec for name, spec in signature_inputs(function).items() if name != "text"}
 
 
-def ask(translator, sentences, **constraints):
-    """Translates with constraints: a value for all, or a list with one for each."""
+def plainly(translator, sentences):
+    function = translator.functions.function("serving_default")
+    return function(text=tf.constant(sentences, tf.string))
+
+
+def ask(translator, sentences, **options):
+    """Translates with options: a value for all, or a list with one for each."""
     columns = {}
     for name, spec in option_inputs(translator).items():
-        neutral = "" if spec.dtype == tf.string else -1
-        values = constraints.pop(name, neutral)
+        values = options.pop(name, "" if spec.dtype == tf.string else -1)
         values = values if isinstance(values, list) else [values] * len(sentences)
         columns[name] = tf.constant(values, spec.dtype)
-    assert not constraints
-    function = translator.function("translate_options")
+    assert not options
+    function = translator.functions.function("translate_options")
     return function(text=tf.constant(sentences, tf.string), **columns)
 
 
 def test_options_differ_between_sentences(translator, words):
-    plain = texts(translator(tf.constant(["hello two"] * 4)))[0][0]
+    plain = texts(plainly(translator, ["hello two"] * 4))[0][0]
     answer = ask(
         translator,
         ["hello two"] * 4,
@@ -68,7 +72,7 @@ def test_options_differ_between_sentences(translator, words):
 )
 def test_options_equal_the_same_configuration(make_translator, two_best, options):
     sentences = ["tree tree tree", "hello", "two cat"]
-    expected = make_translator(num_translations=2, **options)(tf.constant(sentences))
+    expected = plainly(make_translator(num_translations=2, **options), sentences)
     lines = {name: "\n".join(each) for name, each in options.items() if isinstance(each, tuple)}
     answer = ask(two_best, sentences, **options | lines)
     assert texts(answer) == texts(expected)
@@ -124,22 +128,16 @@ def test_extreme_numbers_give_finite_scores(make_translator, search):
     assert texts(answer)[0] == alone
 
 
-def test_control_tokens_in_text_are_plain_text(translator):
-    prefixes = ["</s>", "<s>", "<pad>", "</s> 木"]
-    answer = texts(ask(translator, ["hello"] * 4, prefix=prefixes))
-    assert all(text.startswith("⁇") for (text,) in answer)
-    assert answer[3][0].startswith("⁇ 木")
-    banned = ["", "</s>", "привет " * 65]  # and a phrase that is too long bans no shorter one
-    assert texts(ask(translator, ["hello"] * 3, banned_phrases=banned)) == [["привет"]] * 3
-
-
-@pytest.mark.parametrize("search", [dict(early_stop="exact"), dict(method="sampling")], ids=str)
-def test_unknown_characters_of_a_prefix_are_kept(make_translator, search):
+@pytest.mark.parametrize("search", [dict(), dict(method="sampling")], ids=str)
+def test_unknown_characters_and_names_of_control_tokens_are_kept_in_a_prefix(
+    make_translator, search
+):
     translator = make_translator(num_translations=4, forbid_unknown=True, **search)
-    answer = ask(translator, ["hello two"] * 2, prefix=["q😀 木", ""])
-    for begun, plain in zip(*texts(answer), strict=True):
-        assert begun.startswith("⁇ 木") and "⁇" not in begun[1:] + plain
-    assert (answer["scores"].numpy() > NO_SCORE).all()
+    prefixes = ["q😀 木", "</s> 木", "<s> 木", "<pad> 木", ""]
+    *begun, plain = texts(ask(translator, ["hello two"] * 5, prefix=prefixes))
+    for row in begun:
+        assert all(text.startswith("⁇ 木") and "⁇" not in text[1:] for text in row)
+    assert not any("⁇" in text for text in plain)
 
 
 @pytest.mark.parametrize("early_stop", ["exact", "first"])
@@ -158,7 +156,7 @@ def test_different_sentences_get_different_samples(make_translator):
         method="sampling", temperature=1e6, num_translations=1, max_length=4, min_length=4
     )
     sentences = ["hello two", "two hello", "sun", "cat sun", "hello two"]
-    found = [text for (text,) in texts(translator(tf.constant(sentences)))]
+    found = [text for (text,) in texts(plainly(translator, sentences))]
     assert len(set(found)) == 4
     assert found[0] == found[4]
 
@@ -215,76 +213,56 @@ class CountingTokenizer:
 
 
 def test_phrases_beyond_the_limit_are_not_tokenized(translator):
-    tokenizer = CountingTokenizer(translator.target_tokenizer)
+    tokenizer = CountingTokenizer(translator.functions.target_tokenizer)
     many = "\n".join(["木", "", " ", "Haus"] * 50_000)
     found, is_ignored = read_phrases(tf.constant([many, "木", ""]), tokenizer)
     assert tokenizer.count == 256 + 1
     assert is_ignored.numpy().tolist() == [True, False, False]
-    assert found.shape[:2] == (3, 256)
     expected, _ = read_phrases(tf.constant(["木\nHaus"]), tokenizer)
     np.testing.assert_array_equal(found[0, :2], expected[0])
     np.testing.assert_array_equal(found[1], np.pad(expected[0, :1], [(0, 255), (0, 0)]))
     assert not np.any(found[2])
 
 
+# Translations of "hello" may have 5 tokens more than its one. Each case: the option, its values,
+# which are ignored, other options of the request, the words of the translations if they are known.
 @pytest.mark.parametrize(
-    ("column", "value", "is_ignored"),
+    ("option", "values", "is_ignored", "others", "words"),
     [
-        ("banned_phrases", "木\nHaus", False),
-        ("banned_phrases", " \n\n", False),
-        ("banned_phrases", "木\nq😀", True),
-        ("banned_phrases", "木 " * 64, False),
-        ("banned_phrases", "木 " * 65, True),
-        ("banned_phrases", "\n" * 2_000_000, True),  # more than is read
-        ("prefix", "木 Haus", False),
-        ("prefix", "木 q😀", True),
+        ("banned_phrases", ["木\nHaus", " \n\n", "木 " * 64], [0, 0, 0], {}, None),
+        ("banned_phrases", ["木\nq😀", "木 " * 65, "\n" * 2_000_000, "</s>"], [1] * 4, {}, None),
+        ("prefix", ["木 Haus", "木 q😀"], [0, 1], {}, None),
+        # A batch waits for its longest row, so a prefix and a minimum are cut.
+        ("prefix", ["木 " * 6, "木 " * 7, "木 " * 1000], [0, 1, 1], {}, [6, 6, 6]),
+        ("prefix", ["木 木", "木 木 木"], [0, 1], dict(max_length=2), [2, 3]),
+        ("min_length", [6, 7, 2**31 - 1], [0, 1, 1], {}, [6, 6, 6]),
+        ("min_length", [3, 4], [0, 1], dict(max_length=3), [3, 3]),
+        ("min_length", [1, 2], [0, 1], dict(max_extra_length=0), [1, 1]),
+        ("max_extra_length", [5, 6], [0, 1], {}, None),
     ],
-    ids=lambda value: repr(value)[:20],
+    ids=lambda value: str(value)[:20],
 )
-def test_answer_says_that_an_option_is_ignored(translator, column, value, is_ignored):
-    answer = ask(translator, ["hello", "sun"], **{column: [value, ""]})
-    assert answer["options_ignored"].numpy().tolist() == [is_ignored, False]
+def test_answer_says_that_an_option_is_ignored(
+    translator, option, values, is_ignored, others, words
+):
+    answer = ask(translator, ["hello"] * len(values), **{option: values}, **others)
+    assert answer["options_ignored"].numpy().tolist() == list(map(bool, is_ignored))
+    if words is not None:
+        assert [len(text.split()) for (text,) in texts(answer)] == words
 
 
-def test_prefix_and_minimum_are_cut_to_the_longest_translation(translator):
-    # A batch waits for its longest row. Translations may have 5 tokens more than their source.
-    (source,) = translator.source_tokenizer.vocabulary.encode(["hello"])
-    longest = len(source) + 5
-    prefixes = ["木 " * longest, "木 " * (longest + 1), "木 " * 1000]
-    answer = ask(translator, ["hello"] * 3, prefix=prefixes)
-    assert answer["options_ignored"].numpy().tolist() == [False, True, True]
-    for text in answer["translations"][:, 0].numpy():
-        assert text.decode().split() == ["木"] * longest
-    answer = ask(translator, ["hello"] * 3, min_length=[longest, longest + 1, 2**31 - 1])
-    assert answer["options_ignored"].numpy().tolist() == [False, True, True]
-    assert len(set(answer["translations"][:, 0].numpy())) == 1
+def test_phrases_without_tokens_are_rejected_or_ignored(make_translator, translator):
+    for phrases in (("木", "q😀"), ("木 " * 65,), ("\u200b",)):  # normalization drops the last
+        with pytest.raises(InputError, match="banned_phrases"):
+            make_translator(banned_phrases=phrases).translate("hello")
+    answer = texts(ask(translator, ["hello"] * 2, banned_phrases=["привет\nq😀", "привет"]))
+    assert answer[0] == answer[1] != ["привет"]
 
 
-def test_minimum_beyond_the_longest_translation_is_reported(make_translator, translator):
-    (source,) = translator.source_tokenizer.vocabulary.encode(["hello"])
-    limits = [dict(max_length=3), dict(max_extra_length=0)]
-    for limit, longest in zip(limits, (3, len(source)), strict=True):
-        answer = ask(translator, ["hello"] * 2, min_length=[longest, longest + 1], **limit)
-        assert answer["options_ignored"].numpy().tolist() == [False, True]
-    # Where translations may be far longer than sources, a request's minimum may not.
+def test_minimum_of_a_request_is_not_far_beyond_its_source(make_translator):
+    """Even where translations may be far longer than sources; that of the configuration may."""
     answer = ask(make_translator(max_extra_length=90), ["hello"] * 2, min_length=[51, 2**31 - 1])
     assert answer["options_ignored"].numpy().tolist() == [False, True]
     assert [len(text.split()) for (text,) in texts(answer)] == [51, 51]
     configured = make_translator(max_extra_length=90, min_length=60)
     assert len(texts(ask(configured, ["hello"]))[0][0].split()) >= 60
-
-
-def test_unspellable_phrases_are_rejected_or_ignored(make_translator, translator):
-    for phrases in (("木", "q😀"), ("木 " * 65,), ("\u200b",)):  # normalization drops the last
-        with pytest.raises(InputError, match="banned_phrases"):
-            make_translator(banned_phrases=phrases, num_translations=1)(tf.constant(["hello"]))
-    given, without = (
-        texts(ask(translator, ["hello"], banned_phrases=phrases)) for phrases in ("木\nq😀", "木")
-    )
-    assert given == without
-
-
-def test_prefix_beyond_the_maximum_length_is_reported(translator):
-    answer = ask(translator, ["hello"] * 2, prefix=["木 木 木", "木 木"], max_length=2)
-    assert answer["options_ignored"].numpy().tolist() == [True, False]
-    assert [text.split() for (text,) in texts(answer)] == [["木"] * 3, ["木"] * 2]

@@ -1,27 +1,222 @@
-"""Sentences in, translations out, with a model that was trained for seconds."""
+"""Lists of sentences in, results out: batches, order, warnings, unknown words, n-best lists."""
+
+import itertools
+import threading
+import time
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import n_best
 
 from keras_transformer import Translator
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
+from keras_transformer.inference import translator as translator_module
 from keras_transformer.models import Transformer
 from keras_transformer.sentences import SentenceWarning
 
-_SENTENCES = ["two house", "sun", "cat sun tree two", "hello", "tree hello cat", "two two"]
+_SENTENCES = ["two house", "", "cat sun tree two", "שלום", "tree hello cat", "sun"]
 
 
 def _texts(results):
     return [best.text for best in results]
 
 
-def test_blank_sentences_have_empty_translations(translator, words):
-    results = translator.translate(["", "sun", " ", "\t \u3000", "two two"])
-    assert _texts(results) == ["", words["sun"], "", "", f"{words['two']} {words['two']}"]
-    assert [best.score for best in results if not best.text] == [0.0] * 3
+# Functions that are fakes in Python
+
+
+class Function:
+    """A fake function of a signature that records its requests."""
+
+    def __init__(self, answer, **inputs):
+        specs = {name: tf.TensorSpec([None], dtype, name=name) for name, dtype in inputs.items()}
+        self.structured_input_signature = ((), specs)
+        self.answer = answer
+        self.requests = []
+
+    def __call__(self, **inputs):
+        plain = {name: value.numpy().tolist() for name, value in inputs.items()}
+        for name, values in plain.items():
+            plain[name] = [v.decode() if isinstance(v, bytes) else v for v in values]
+        self.requests.append(plain)
+        return {name: tf.constant(value) for name, value in self.answer(**plain).items()}
+
+
+def translate(text, **options):
+    """Two translations of each sentence: its upper case with the prefix, and it doubled."""
+    prefixes = options.get("prefix", [""] * len(text))
+    pairs = zip(text, prefixes, strict=True)
+    return {
+        "translations": [[prefix + each.upper(), each + each] for each, prefix in pairs],
+        "scores": [[-float(len(each)), -99.0] for each in text],
+    }
+
+
+def score(source, target):
+    """-0.5 for each character of the target, and for the end."""
+    lengths = [len(each) + 1 for each in target]
+    rows = [[-0.5] * length + [0.0] * (max(lengths) - length) for length in lengths]
+    marks = {"is_cut": [False] * len(rows)}
+    return {"scores": [sum(row) for row in rows], "token_scores": rows, "lengths": lengths} | marks
+
+
+_OPTIONS = dict(length_penalty=tf.float32, max_length=tf.int32, prefix=tf.string,
+                banned_phrases=tf.string)  # fmt: skip
+
+
+@pytest.fixture
+def fakes():
+    return dict(
+        serving_default=Function(translate, text=tf.string),
+        translate_options=Function(translate, text=tf.string, **_OPTIONS),
+        score=Function(score, source=tf.string, target=tf.string),
+    )
+
+
+@pytest.fixture
+def local(fakes, monkeypatch):
+    """On one core, so that batches come one after the other."""
+    monkeypatch.setattr(translator_module, "_num_workers", lambda: 1)
+    return Translator.from_functions(lambda name, details: fakes[name])
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 64])
+def test_results_keep_the_order_of_sentences(local, batch_size):
+    local.batch_size = batch_size
+    results = local.translate(_SENTENCES)
+    assert [(best.text, best.score, *map(str, best.alternatives)) for best in results] == [
+        (text.upper(), -len(text), text * 2) for text in _SENTENCES
+    ]
+    scores = local.score(_SENTENCES, _SENTENCES)
+    assert [len(each.token_scores) for each in scores] == [len(text) + 1 for text in _SENTENCES]
+
+
+def test_batches_have_similar_lengths_longest_first(local, fakes, monkeypatch):
+    local.batch_size = 4
+    local.translate(_SENTENCES)
+    assert [request["text"] for request in fakes["serving_default"].requests] == [
+        ["cat sun tree two", "tree hello cat", "two house", "שלום"],
+        ["sun", ""],
+    ]
+    monkeypatch.setattr(translator_module, "_MAX_BATCH_BYTES", 100)
+    local.score(["x" * 60, "x", "x", "x"], ["y", "y" * 60, "y", ""])  # both sides count
+    assert [len(each["source"]) for each in fakes["score"].requests] == [1, 1, 2]
+
+
+def test_threads_share_the_memory_and_raise_errors(fakes, monkeypatch):
+    monkeypatch.setattr(translator_module, "_MAX_BYTES", 200)
+    monkeypatch.setattr(translator_module, "_num_workers", lambda: 2)
+    both_are_there, started, sizes = threading.Barrier(2), itertools.count(), []
+
+    def wait_and_translate(text):
+        if next(started) < 2:
+            both_are_there.wait(timeout=60)  # breaks where a batch waits for the other to end
+        sizes.append((len(text), len(text) * max(len(each.encode()) for each in text)))
+        if "sun" in text:
+            time.sleep(0.05)
+            raise ZeroDivisionError(text)
+        return translate(text)
+
+    fakes["serving_default"].answer = wait_and_translate
+    local = Translator.from_functions(lambda name, details: fakes[name])
+    sentences = ["x" * length for length in [400, 60, 30, 30, 90, *[10] * 40]] + ["я" * 30]
+    assert _texts(local.translate(sentences)) == [text.upper() for text in sentences]
+    assert sum(rows for rows, _ in sizes) == len(sentences)
+    assert all(size <= 100 or rows == 1 for rows, size in sizes)
+    with pytest.raises(ZeroDivisionError):
+        local.translate(["sun", *sentences])
+
+
+def test_string_has_one_translation_and_an_empty_list_none(local, fakes):
+    assert [local.translate("two")] == local.translate(["two"])
+    assert local.translate("two", prefix="A ").text == "A TWO"
+    for function in fakes.values():
+        function.requests.clear()
+    assert local.translate([]) == local.translate([], max_length=3) == local.score([], []) == []
+    assert not any(function.requests for function in fakes.values())
+
+
+def test_options_call_translate_options_and_are_reported_where_ignored(local, fakes):
+    def with_flag(text, **options):
+        return translate(text, **options) | {"options_ignored": [each == "two" for each in text]}
+
+    fakes["translate_options"].answer = with_flag
+    with pytest.warns(SentenceWarning, match="1 of 2 sentences: an option is not kept as it is"):
+        local.translate(["two", "three"], length_penalty=1, banned_phrases="vier\nacht")
+    assert not fakes["serving_default"].requests
+    assert fakes["translate_options"].requests == [
+        {
+            "text": ["three", "two"],
+            "length_penalty": [1.0, 1.0],
+            "max_length": [-1, -1],
+            "prefix": ["", ""],
+            "banned_phrases": ["vier\nacht"] * 2,
+        }
+    ]
+
+
+TWO = ["two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda each: each.translate(TWO, beam_size=2), "beam_size .* Translator.load"),
+        (lambda each: each.translate(TWO, max_length=2.5), "max_length must .*, got 2.5"),
+        (lambda each: each.translate(TWO, banned_phrases="a\n" * 257), "at most 256, got 257"),
+        (lambda each: each.translate([2]), "sentences must be a string, got 2"),
+        (lambda each: each.translate({"de": "a"}), "sentences must be a list .*got a dict"),
+        (lambda each: each.score("two", TWO), "source must be a list of sentences, got one: 'tw"),
+        (lambda each: each.align(TWO, "zwei"), "target must be a list of sentences, got one"),
+        (lambda each: each.align(TWO, ["zwei"]), "as many sentences, got 2 and 1"),
+        (lambda each: each.align(TWO, TWO), "has no signature 'attention'"),
+    ],
+)  # more of them in tests/client/test_client.py
+def test_invalid_calls_are_rejected(local, fakes, call, message):
+    with pytest.raises(InputError, match=message):
+        call(local)
+    assert not any(function.requests for function in fakes.values())
+
+
+# A model that was trained for seconds
+
+
+LONG = " ".join(["two"] * 13)  # 12 tokens are read
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "remark", "rows"),
+    [
+        (lambda each: each.translate(TWO, prefix="q😀"), "options_ignored", [0, 1]),
+        (lambda each: each.translate(TWO, prefix=["", "q😀"]), "options_ignored", [1]),
+        (lambda each: each.translate(TWO, banned_phrases=["木", "q😀"]), "options_ignored", [0, 1]),
+        (lambda each: each.translate(TWO, banned_phrases=[None, ["木", "q😀"]]),
+         "options_ignored", [1]),
+        (lambda each: each.translate(TWO, max_extra_length=[None, 99]), "options_ignored", [1]),
+        (lambda each: each.translate(["sun", LONG]), "source_cut", [1]),
+        (lambda each: each.translate(["sun", LONG], details=True), "source_cut", [1]),
+        (lambda each: each.score(["sun", LONG], ["x"] * 2), "source_cut", [1]),
+        (lambda each: each.align(["sun", LONG], ["x"] * 2), "source_cut", [1]),
+        (lambda each: each.score(TWO, ["木 " * 18, "木"]), "is_cut", [0]),
+    ],
+)  # fmt: skip
+def test_sentences_that_are_not_taken_as_they_are_are_reported(two_best, call, remark, rows):
+    with pytest.warns(SentenceWarning) as caught:
+        call(two_best)
+    assert [(each.message.remark, each.message.rows) for each in caught] == [(remark, rows)]
+
+
+def test_blank_sentences_have_one_empty_translation(make_translator, words):
+    for options in ({}, dict(num_translations=3), dict(num_translations=3, method="sampling")):
+        results = make_translator(**options).translate(["", "sun", " ", "\t \u3000", "two two"])
+        blank = [results[row] for row in (0, 2, 3)]
+        assert [(best.text, best.score, best.alternatives) for best in blank] == [("", 0.0, ())] * 3
+        assert len(results[1].alternatives) == options.get("num_translations", 1) - 1
+        if "method" not in options:
+            assert _texts(results)[1::3] == [words["sun"], f"{words['two']} {words['two']}"]
 
 
 @pytest.mark.parametrize("more", [-2, 3])
@@ -35,59 +230,46 @@ def test_vocabulary_of_another_size_is_rejected(trained, more):
         Translator(other, source, target)
 
 
-@pytest.fixture(scope="module")
-def translate_unknowns(make_translator, words):
-    """Translates each sentence to so many unknown tokens."""
-
-    def translate(sentences, count=1, *, replace_unknowns=True, **options):
-        translator = make_translator(replace_unknowns=replace_unknowns)
-        limits = dict(max_length=count, min_length=count, banned_phrases=[*words.values()])
-        return [best.text for best in translator.translate(sentences, **limits, **options)]
-
-    return translate
-
-
+# Each case: sentences, unknown tokens that are forced, options, translations.
 @pytest.mark.slow
-def test_unknown_tokens_show_the_unknown_words_in_order(translate_unknowns):
-    sentences = ["sun Владимир", "sun", "Zoë cat Владимир sun 木木木"]
-    assert translate_unknowns(sentences) == ["Владимир", "⁇", "Zoë"]
-    assert translate_unknowns(sentences, 2) == ["Владимир Владимир", "⁇ ⁇", "Zoë Владимир"]
-    assert translate_unknowns(sentences, 2, replace_unknowns=False) == ["⁇ ⁇"] * 3
+@pytest.mark.parametrize(
+    ("sentences", "count", "options", "expected"),
+    [
+        (["sun Владимир", "sun", "Zoë cat Владимир sun 木木木"], 1, {}, ["Владимир", "⁇", "Zoë"]),
+        (["sun Владимир", "Zoë cat Владимир"], 2, {}, ["Владимир Владимир", "Zoë Владимир"]),
+        (["sun Владимир"], 2, dict(replace_unknowns=False), ["⁇ ⁇"]),
+        (["sun Влад\x1bимир", "sun \x07"], 1, {}, ["Влад имир", "⁇"]),  # control characters
+        (["Zoë sun Владимир"], 3, dict(prefix="😀"), ["⁇ Zoë Владимир"]),
+        (["SPACES Zoë"], 1, {}, ["Zoë"]),  # as many as the model reads
+        # A sentence of unknown tokens alone comes back as a whole.
+        (["😀", " Москва,  木木\x07木 "], 1, {}, ["😀", "Москва,  木木 木"]),
+        (["😀"], 1, dict(replace_unknowns=False), ["⁇"]),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore::keras_transformer.sentences.SentenceWarning")
+def test_unknown_words_are_copied_in_order(
+    make_translator, words, sentences, count, options, expected
+):
+    options = dict(options)
+    configured = {name: options.pop(name) for name in ("replace_unknowns",) if name in options}
+    limits = dict(max_length=count, min_length=count, banned_phrases=[*words.values()])
+    translator = make_translator(**configured)
+    spaces = " " * translator.source.max_characters(12)
+    sentences = [text.replace("SPACES ", spaces) for text in sentences]
+    assert _texts(translator.translate(sentences, **limits, **options)) == expected
 
 
-def test_unknown_tokens_of_a_prefix_stay(translate_unknowns):
-    with pytest.warns(SentenceWarning, match="the vocabulary lacks characters of the prefix"):
-        (text,) = translate_unknowns(["Zoë sun Владимир"], 3, prefix=["😀"])
-    assert text == "⁇ Zoë Владимир"
+def test_bytes_that_are_not_utf8_are_not_copied(translator):
+    text = tf.constant([b"ein \xe4 Kind", b"Vladim\xff\xfer", b"\xe4", "Zoë"])
+    for row in translator.functions.translate_text(text)["translations"].numpy().ravel():
+        assert "\ufffd" not in row.decode()
 
 
-def test_sentence_of_unknown_tokens_alone_comes_back(make_translator):
-    sentences = ["😀", " Москва,  木木\x07木 ", "😀 sun"]
-    *copied, other = _texts(make_translator().translate(sentences))
-    assert copied == ["😀", "Москва,  木木 木"] and other != "😀"
-    assert _texts(make_translator(replace_unknowns=False).translate(sentences))[0] != "😀"
-
-
-def test_copied_words_have_no_control_characters_and_are_utf8(translate_unknowns, make_translator):
-    assert translate_unknowns(["sun Влад\x1bимир", "sun \x07"]) == ["Влад имир", "⁇"]
-    translator = make_translator()
-    answer = translator(tf.constant([b"ein \xe4 Kind", b"Vladim\xff\xfer", b"\xe4", "Zoë"]))
-    for text in answer["translations"].numpy().ravel():
-        assert "\ufffd" not in text.decode()
-
-
-def test_unknown_word_behind_many_spaces_is_copied(make_translator, words):
-    short = make_translator(max_source_length=2)
-    spaces = short.source_tokenizer.vocabulary.max_characters(2) * " "
-    options = dict(banned_phrases=[*words.values()], max_length=1)
-    assert _texts(short.translate([f"{spaces}Zoë", f"{spaces}Zo"], **options)) == ["Zoë", "Zo"]
-
-
-@pytest.mark.parametrize("method", ["beam", "sampling"])
-def test_blank_sentence_has_one_translation_of_an_n_best_list(make_translator, method):
-    blank, other = make_translator(num_translations=3, method=method).translate(["", "sun"])
-    assert (blank.text, blank.score, blank.alternatives) == ("", 0.0, ())
-    assert len(other.alternatives) == 2
+def test_unknown_words_are_aligned(two_best):
+    pairs = two_best.align(["sun nonsense cat"], ["شمس nonsense γάτα"])[0]
+    assert [target for _, target in pairs] == [0, 1, 2]
+    assert {source for source, _ in pairs} <= {0, 1, 2}
 
 
 @pytest.mark.slow
@@ -95,20 +277,19 @@ def test_equal_texts_of_an_n_best_list_are_one_translation(trained, monkeypatch)
     search = SearchConfig(num_translations=4, max_source_length=12, max_extra_length=5)
     every = Translator(*trained, search).translate(["two cat", "sun"], details=True)
     translator = Translator(*trained, search)
-    tokenizer = translator.target_tokenizer
+    tokenizer = translator.functions.target_tokenizer
     detokenize = tokenizer.detokenize
     # As if the other words were segmentations of the first.
     monkeypatch.setattr(
         tokenizer, "detokenize", lambda ids: tf.strings.regex_replace(detokenize(ids), " .*", "")
     )
-    for found, all_of_them in zip(
-        translator.translate(["two cat", "sun"], details=True), every, strict=True
-    ):
+    results = translator.translate(["two cat", "sun"], details=True)
+    for found, all_of_them in zip(results, every, strict=True):
         best = {}
-        for each in (all_of_them, *all_of_them.alternatives):
+        for each in n_best([all_of_them]):
             best.setdefault(each.text.split()[0], each)
         assert len(best) < 4
-        found = [found, *found.alternatives]
+        found = n_best([found])
         assert [each.text for each in found] == list(best)
         assert [each.tokens for each in found] == [each.tokens for each in best.values()]
         np.testing.assert_allclose(
@@ -127,16 +308,14 @@ def test_megabytes_are_cut_at_the_default_limits(trained, words):
     translator = Translator(*trained)
     limits = translator.search
     text = "two sun house " * 70_000
-    whole, cut, known = translator.translate(
-        [text, " ".join(text.split()[: limits.max_source_length]), "two cat"]
-    )
+    sentences = [text, " ".join(text.split()[: limits.max_source_length]), "two cat"]
+    whole, cut, known = translator.translate(sentences)
     assert whole.text == cut.text
     assert whole.score == pytest.approx(cut.score, abs=1e-4)
     longest = limits.max_source_length + limits.max_extra_length
     assert 0 < len(whole.text.split()) <= longest
     assert known.text == f"{words['two']} {words['cat']}"
-    with pytest.warns(UserWarning, match="1 of 2 sentences: the translation is longer"):
-        score, _ = translator.score([text, "two"], [" ".join([words["two"]] * 70_000), "x"])
+    score, _ = translator.score([text, "two"], [" ".join([words["two"]] * 70_000), "x"])
     assert len(score.token_scores) == longest
     assert np.isfinite(score.token_scores).all()
 
@@ -148,7 +327,7 @@ def test_translations_follow_changed_weights(trained):
     model.set_weights(trained[0].get_weights())
     translator = Translator(model, *vocabularies)
     before = translator.translate(_SENTENCES)
-    stored = Translator(model, *vocabularies).with_stored_projection()
+    stored = Translator.from_functions(translator.functions.with_stored_projection().function)
     assert stored.translate(_SENTENCES) == before
     table = model.target_embedding.table
     table.assign(table[::-1])
@@ -159,3 +338,70 @@ def test_translations_follow_changed_weights(trained):
         variable.assign(2 * variable)
     changed = translator.translate(_SENTENCES)
     assert changed == Translator(model, *vocabularies).translate(_SENTENCES)
+
+
+# Details: token scores, alignments and what was cut, by search itself
+
+_SEARCHES = {
+    "beam": dict(num_translations=4),
+    "greedy": dict(beam_size=1),
+    "sampling": dict(method="sampling", num_translations=3, temperature=2.0),
+    "penalties": dict(coverage_penalty=0.4, length_penalty=1.0, no_repeat_ngram=2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _SEARCHES)
+def test_details_equal_score_and_attention(make_translator, translator, name):
+    """Those of the texts, given to the model."""
+    searching = make_translator(**_SEARCHES[name])
+    results = searching.translate(_SENTENCES, details=True)
+    for ours, theirs in zip(n_best(results), n_best(searching.translate(_SENTENCES)), strict=True):
+        assert ours.text == theirs.text
+        assert ours.score == pytest.approx(theirs.score, rel=1e-5)
+    rows = [
+        (sentence, each)
+        for sentence, best in zip(_SENTENCES, results, strict=True)
+        for each in n_best([best])
+        if sentence
+    ]
+    sources, found = map(list, zip(*rows, strict=True))
+    texts = [each.text for each in found]
+    judged = (judge(sources, texts) for judge in
+              (translator.score, translator.attention, translator.align))  # fmt: skip
+    num_same = 0
+    for each, score, weights, pairs in zip(found, *judged, strict=True):
+        if each.tokens != weights.target:
+            continue  # text that the vocabulary would tokenize otherwise
+        num_same += 1
+        np.testing.assert_allclose(each.token_scores, score.token_scores, atol=2e-4)
+        assert sum(each.token_scores) == pytest.approx(score.score, abs=1e-3)
+        np.testing.assert_allclose(each.attention, weights.weights, atol=1e-4)
+        assert (each.source_tokens, each.alignment) == (weights.source, pairs)
+    assert num_same > len(found) / 2
+
+
+def test_details_of_one_sentence(translator, words):
+    found, blank = translator.translate(["cat two sun", " "], details=True)
+    assert found.tokens == [*(f"▁{words[word]}" for word in ("cat", "two", "sun")), "</s>"]
+    assert found.source_tokens == ["▁cat", "▁two", "▁sun", "</s>"]
+    assert len(found.token_scores) == 4
+    assert found.attention.shape == (4, 4)
+    np.testing.assert_allclose(found.attention.sum(axis=1), 1.0, atol=1e-5)
+    assert [target for _, target in found.alignment] == [0, 1, 2]
+    assert (blank.text, blank.score, blank.tokens, blank.token_scores) == ("", 0.0, [], [])
+    assert not blank.source_cut and not blank.output_cut
+    assert blank.alignment == [] and blank.attention.shape[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::keras_transformer.sentences.SentenceWarning")
+def test_sources_and_outputs_are_cut_beyond_their_limits(translator):
+    for length in (11, 12, 13, 400):
+        other, cut = translator.translate(["sun", " ".join(["two"] * length)], details=True)
+        assert (other.source_cut, cut.source_cut) == (False, length > 12)
+        assert len(cut.source_tokens) == min(length, 12) + 1
+    for limit in (1, 2, 3, 4):
+        found = translator.translate("cat two sun", details=True, max_length=limit)
+        assert len(found.tokens) == min(limit, 3) + 1
+        assert found.output_cut == (limit <= 3)

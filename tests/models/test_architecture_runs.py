@@ -16,7 +16,7 @@ from keras_transformer.config import BOS_ID, EOS_ID, SearchConfig, TransformerCo
 from keras_transformer.config import model as config_module
 from keras_transformer.decoding import NO_SCORE
 from keras_transformer.errors import InputError
-from keras_transformer.results import Translation
+from keras_transformer.outputs import Translation
 from keras_transformer.serving.export import export, load_exported
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.trainer import train
@@ -90,8 +90,10 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
     assert losses[-1] < losses[0] - 0.1
     assert [row["step"] for row in rows if "bleu" in row] == [10, 20, 30]
     keep = [index for index, sentence in enumerate(SENTENCES) if sentence]
-    source = translator.source_tokenizer.vocabulary.encode([SENTENCES[index] for index in keep])
-    found = translator.function("tokens")(tf.constant([" ".join(map(str, row)) for row in source]))
+    source = translator.source.encode([SENTENCES[index] for index in keep])
+    found = translator.functions.function("tokens")(
+        tf.constant([" ".join(map(str, row)) for row in source])
+    )
     ids = found["ids"][:, 0].numpy()  # [B, L], with EOS, then PAD
     inputs = {
         "source": tf.ragged.constant([[*row, EOS_ID] for row in source]).to_tensor(),

@@ -34,3 +34,18 @@ def test_models_must_share_their_vocabularies():
     assert Ensemble([model, same]).call(INPUTS).shape == (3, 6, 13)
     with pytest.raises(InputError, match="at least one model"):
         Ensemble([])
+
+
+def test_order_of_models_does_not_change_coverage():
+    """One of them does not read EOS, whose coverage is then full from the start."""
+    models = random_model(CONFIG), random_model(CONFIG.replace(source_eos=False))
+
+    def coverage(*models):
+        state = Ensemble(models).encode(INPUTS["source"], coverage=True)
+        return np.asarray(Ensemble(models).step(INPUTS["target"][:, :1], state)[1].coverage)
+
+    np.testing.assert_allclose(coverage(*models), coverage(*models[::-1]), rtol=1e-6)
+    starts = [np.asarray(each.encode(INPUTS["source"], coverage=True).coverage) for each in models]
+    assert not np.array_equal(*starts)
+    start = Ensemble(models).encode(INPUTS["source"], coverage=True).coverage
+    np.testing.assert_allclose(start, np.mean(starts, axis=0))

@@ -78,7 +78,7 @@ def test_signature_attention_reports_the_steps_of_each_token():
     search = SearchConfig(max_source_length=8, max_extra_length=4)
     translator = Translator(model, vocabulary, vocabulary, search)
     text = {"source": tf.constant(["abc", "f"]), "target": tf.constant(["cb", "fed"])}
-    found = translator.function("attention")(**text)
+    found = translator.functions.function("attention")(**text)
     answer = {name: np.asarray(value) for name, value in found.items()}
     for side in ("source", "target"):
         is_real = answer[f"{side}_pieces"] != b""

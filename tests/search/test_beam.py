@@ -1,15 +1,16 @@
-"""Beam and greedy search against exhaustive search and searches written out in plain Python.
-
-Those of constraints and penalties are in test_constraints.py.
-"""
+"""Beam search: against brute force and a search in plain Python, and by worked numbers."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from plain_search import (
     NEVER,
     Request,
+    arguments,
     assert_found,
+    assert_same,
     beam_searched,
     every_translation,
     greedy,
@@ -21,44 +22,135 @@ from table_model import TableModel
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState
 from keras_transformer.errors import InputError
-from keras_transformer.search import beam_search, kv_cache_capacities
+from keras_transformer.search import beam_search, kv_cache_capacities, sample
+
+# A vocabulary of 5 has three tokens that may come next: 1, 4 and EOS. A translation of at most 4
+# tokens and EOS has at most 8 hypotheses before its last free token, with 24 continuations.
+ALL = 24
+TOKENS = st.sampled_from([1, 4])
+PHRASES = st.lists(st.lists(TOKENS, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
 
 
-def test_search_stops_when_no_open_hypothesis_can_win():
+@st.composite
+def requests(draw, form):
+    """Draws the options of a sentence, neutral ones more often; they may contradict each other."""
+    limit = draw(st.integers(0, 4))
+    return Request(
+        limit=limit,
+        alpha=draw(st.sampled_from([0.0, 0.6, 1.0, 3.0])),
+        beta=draw(st.sampled_from([0.0, 0.0, 0.4])),
+        min_length=draw(st.sampled_from([0, 0, 0, 1, 2, 5])),
+        prefix=tuple(draw(st.lists(TOKENS, max_size=limit))) if draw(st.booleans()) else (),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 0.6, 1.7])),
+        no_repeat_ngram=draw(st.sampled_from([0, 0, 1, 2, 3, 10**9])),
+        banned=draw(PHRASES) if draw(st.booleans()) else (),
+        form=form,
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(
+    data=st.data(),
+    seed=st.integers(0, 2**32 - 1),
+    form=st.sampled_from(["gnmt", "power"]),
+    beam_size=st.sampled_from([1, 2, 3, 5, ALL]),
+    early_stop=st.sampled_from(["exact", "current", "first"]),
+)
+def test_search_equals_brute_force(data, seed, form, beam_size, early_stop):
+    sentences = data.draw(st.lists(requests(form), min_size=1, max_size=4))
+    num_translations = data.draw(st.integers(1, beam_size))
+    model = TableModel(
+        sentences=len(sentences), vocabulary_size=5, seed=seed, end_bias=-1.0, source_length=4
+    )
+    found = beam_searched(
+        model, sentences, beam_size, early_stop=early_stop, length_penalty_form=form,
+        num_translations=num_translations,
+    )  # fmt: skip
+    oracle = "first" if beam_size == 1 else early_stop  # a beam of one ends with its first EOS
+    most_steps = 0
+    for row, request in enumerate(sentences):
+        expected, steps = stopping_beam(model, row, request, beam_size, oracle)
+        most_steps = max(most_steps, steps)
+        assert_found(expected, found, row)
+        if beam_size == ALL:
+            assert_found(every_translation(model, row, request), found, row)
+    assert len(model.calls) <= most_steps
+    assert early_stop == "exact" or len(model.calls) == most_steps
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_longer_searches_equal_plain_ones(beam_size):
+    rules = [
+        {}, dict(alpha=0.0), dict(alpha=20.0), dict(beta=0.8), dict(prefix=(5, 1), min_length=4),
+        dict(repetition_penalty=1.7, no_repeat_ngram=2), dict(banned=((4,), (5, 5), (1, 5, 1))),
+        dict(min_length=5, no_repeat_ngram=1, banned=((1,), (4,), (5,), (6,))),  # a contradiction
+    ]  # fmt: skip
+    requests = [Request(12, **rule) for rule in rules]
+    model = TableModel(
+        sentences=len(rules), vocabulary_size=8, seed=8, end_bias=1.0, source_length=5
+    )
+    found = beam_searched(model, requests, beam_size, num_translations=beam_size)
+    assert found.ids.dtype == tf.int32
+    for row, each in enumerate(requests):
+        if beam_size == 1:
+            expected = [best for best in [greedy(model, row, each)] if best]
+        else:
+            expected = narrow_beam(model, row, each, beam_size)
+        assert bool(expected) == (row < len(rules) - 1)
+        assert_found(expected, found, row)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_neutral_options_change_nothing(beam_size):
+    model = TableModel(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
+    neutral, others = [Request(6)] * 4, [Request(6, min_length=4, prefix=(5,), banned=((4,),))] * 4
+    options = dict(num_translations=beam_size)
+    expected = beam_searched(model, neutral, beam_size, **options)
+    found = beam_searched(model, neutral, beam_size, everything=True, **options)
+    beside = beam_searched(model, others + neutral, beam_size, rows=[*range(4)] * 2, **options)
+    for row in range(4):
+        assert_same(found, expected, row, row, rtol=0)
+        assert_same(beside, expected, 4 + row, row)
+
+
+def test_exact_search_stops_when_no_open_hypothesis_can_win():
     model = TableModel(sentences=4, vocabulary_size=9, seed=6, end_bias=4.0)
     found = beam_searched(model, [Request(40)] * 4, 4)
     assert 2 <= len(model.calls) < 10
-    assert model.calls[0] == (4, 4)
     for row in range(4):
         assert_found(narrow_beam(model, row, Request(40), 4), found, row)
 
 
-@pytest.mark.parametrize("alpha", [1.0, 0.0])
-def test_search_goes_on_while_a_longer_one_may_win(alpha):
-    # EOS's probability is 0.4 at first and 0.99 later. With alpha 1, log(0.4) = -0.92 loses to
-    # log(0.6 * 0.99) / (7/6) = -0.45.
-    first = np.log([1e-9, 1e-9, 1e-9, 0.4, 0.6]).astype("f")
-    later = np.log([1e-9, 1e-9, 1e-9, 0.99, 0.01]).astype("f")
+# The probability of EOS at first and later; alpha; the early stop; the best translation; steps.
+@pytest.mark.parametrize(
+    ("ends", "alpha", "form", "early_stop", "steps"),
+    [
+        # log(0.4) = -0.92 loses to log(0.6 * 0.99) / (7/6) = -0.45, or to -0.52 without a penalty.
+        ((0.4, 0.99), 1.0, "gnmt", "exact", None),
+        ((0.4, 0.99), 0.0, "gnmt", "exact", None),
+        # After two steps log(0.5 * 0.9) / 2 = -0.40 and log(0.5) / 1 = -0.69 have finished. The
+        # best open hypothesis has log(0.5 * 0.1) / 2 = -1.50, but might end with log(0.05) / 31.
+        ((0.5, 0.9), 1.0, "power", "current", 2),
+        ((0.5, 0.9), 1.0, "power", "exact", None),
+    ],
+)
+def test_search_goes_on_while_a_longer_one_may_win(ends, alpha, form, early_stop, steps):
+    first, later = (np.log([1e-9, 1e-9, 1e-9, end, 1 - end]).astype("f") for end in ends)
+    calls = []
 
     def step(ids, state):
+        calls.append(ids)
         return tf.where((ids == BOS_ID)[..., None], first, later), state
 
     found = beam_search(
-        step, DecodingState(),
-        max_lengths=tf.constant([9]), beam_size=2, length_penalty=alpha,
+        step, DecodingState(), max_lengths=tf.constant([30]), beam_size=2,
+        length_penalty=alpha, length_penalty_form=form, early_stop=early_stop,
     )  # fmt: skip
     np.testing.assert_array_equal(found.ids[0, 0, :3], [4, EOS_ID, PAD_ID])
-    score = np.log(0.6 * 0.99) / (7 / 6) ** alpha
+    divisor = (7 / 6 if form == "gnmt" else 2) ** alpha
+    score = np.log((1 - ends[0]) * ends[1]) / divisor
     np.testing.assert_allclose(found.scores[0, 0], score, atol=1e-5)
-
-
-@pytest.mark.parametrize("vocabulary_size", [4, 5, 6])
-def test_vocabulary_smaller_than_the_beam_leaves_empty_places(vocabulary_size):
-    model = TableModel(sentences=2, vocabulary_size=vocabulary_size, seed=9)
-    requests = [Request(2), Request(0)]
-    found = beam_searched(model, requests, 20, num_translations=20)
-    for row, each in enumerate(requests):
-        assert_found(every_translation(model, row, each), found, row)
+    assert len(calls) == steps or (steps is None and len(calls) >= 2)
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "huge", "PAD and BOS are probable"])
@@ -99,88 +191,36 @@ def test_static_sizes_of_the_state_stay_static_in_the_loop():
         grown = tf.concat([grown, tf.zeros([tf.shape(ids)[0], 4, 1, 8])], axis=2)
         return tf.zeros([tf.shape(ids)[0], 4, 9]), state._replace(recurrent_state=(still, grown))
 
-    tf.function(beam_search).get_concrete_function(
+    tf.function(beam_search, autograph=False).get_concrete_function(
         step, DecodingState(recurrent_state=(tf.zeros([2, 4, 5, 7]), tf.zeros([2, 4, 0, 8]))),
         max_lengths=tf.constant([3, 3]), beam_size=4,
     )  # fmt: skip
     assert seen == [((None, 4, 5, 7), (None, 4, None, 8))]
 
 
-@pytest.mark.parametrize(("beam_size", "num_translations"), [(2, 3), (4, 0), (0, 1)])
-def test_invalid_numbers_are_rejected(beam_size, num_translations):
-    model = TableModel(sentences=1, vocabulary_size=9, seed=13)
-    with pytest.raises(InputError, match="num_translations"):
-        beam_searched(model, [Request(3)], beam_size, num_translations=num_translations)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("alpha", "num_translations"), [(0.0, 1), (0.6, 3), (2.0, 3)])
-@pytest.mark.parametrize("end_bias", [-1.0, 1.5])
-def test_early_stop_first_ends_when_enough_finished(alpha, end_bias, num_translations):
-    model = TableModel(sentences=24, vocabulary_size=11, seed=12, end_bias=end_bias)
-    requests = [Request(limit, alpha) for limit in [8, 0, 5, 12, 1, 9] * 4]
-    options = dict(num_translations=num_translations)
-    found = beam_searched(model, requests, 3, early_stop="first", **options)
-    steps = len(model.calls)
-    for row, each in enumerate(requests):
-        assert_found(narrow_beam(model, row, each, 3, early_stop="first"), found, row)
-    model.calls.clear()
-    exact = beam_searched(model, requests, 3, **options)
-    if alpha == 2.0 and end_bias > 0:  # short ones come first, and lose
-        assert steps < len(model.calls)
-        assert np.any(exact.scores > found.scores)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("alpha", "form"), [(0.6, "gnmt"), (1.0, "power"), (2.0, "power")])
-@pytest.mark.parametrize("beam_size", [1, 2, 5])
-def test_early_stop_current_ends_at_the_step_that_the_oracle_ends_at(beam_size, alpha, form):
-    model = TableModel(sentences=2, vocabulary_size=14, seed=31, end_bias=1.0)
-    request = Request(25, alpha, form=form)
-    for row in range(2):
-        # A beam of one ends with its first EOS.
-        early_stop = "first" if beam_size == 1 else "current"
-        expected, steps = stopping_beam(model, row, request, beam_size, early_stop)
-        for num_translations in {1, beam_size}:
-            model.calls.clear()
-            found = beam_searched(
-                model, [request], beam_size, rows=[row], early_stop="current",
-                num_translations=num_translations, length_penalty_form=form,
-            )  # fmt: skip
-            assert len(model.calls) == steps
-            assert_found(expected, found, 0)
-
-
-def test_early_stop_current_compares_at_the_present_length():
-    # EOS has probability 0.5 at first, then 0.9, and scores are divided by the length. After two
-    # steps log(0.5 * 0.9) / 2 = -0.40 and log(0.5) / 1 = -0.69 have finished. The best open
-    # hypothesis has log(0.5 * 0.1) / 2 = -1.50, but might end with log(0.05) / 31 = -0.10.
-    first = np.log([1e-9, 1e-9, 1e-9, 0.5, 0.5]).astype("f")
-    later = np.log([1e-9, 1e-9, 1e-9, 0.9, 0.1]).astype("f")
-    calls = []
-
-    def step(ids, state):
-        calls.append(ids)
-        return tf.where((ids == BOS_ID)[..., None], first, later), state
-
-    def search(early_stop):
-        calls.clear()
-        found = beam_search(
-            step, DecodingState(), max_lengths=tf.constant([30]),
-            beam_size=2, length_penalty=1.0, length_penalty_form="power", early_stop=early_stop,
-        )  # fmt: skip
-        return found.ids[0, 0, :3].numpy().tolist(), len(calls)
-
-    assert search("current") == ([4, EOS_ID, PAD_ID], 2)
-    assert search("exact")[0] == [4, EOS_ID, PAD_ID]
-    assert search("exact")[1] > 2
-
-
-def test_greedy_search_stops_with_the_last_open_sentence():
-    model = TableModel(sentences=3, vocabulary_size=9, seed=2, end_bias=3.0)
-    longest = max(len(greedy(model, row, Request(50)).tokens) for row in range(3))
-    found = beam_searched(model, [Request(50)] * 3, 1)
-    assert len(model.calls) == longest == int(tf.reduce_max(found.lengths)) < 50
+@pytest.mark.parametrize(
+    ("search", "option", "value"),
+    [
+        (beam_search, "beam_size", 0), (beam_search, "num_translations", 5),
+        (beam_search, "early_stop", "soon"), (sample, "num_translations", 0),
+        (sample, "temperature", -1.0), (sample, "temperature", [1.0, 0.0]),
+        (sample, "top_p", 2.0), (sample, "top_p", float("nan")),
+        (sample, "top_k", -2), (sample, "top_k", tf.constant([3, -2])),
+    ] + [
+        (search, *option)
+        for search in (beam_search, sample)
+        for option in [
+            ("length_penalty", -0.5), ("length_penalty", np.array([0.5, np.nan])),
+            ("coverage_penalty", float("inf")), ("length_penalty_form", "mean"),
+        ]
+    ],
+)  # fmt: skip
+def test_options_out_of_range_are_rejected(search, option, value):
+    model = TableModel(sentences=2, vocabulary_size=9, seed=13)
+    options = arguments([Request(3)] * 2) | {option: value}
+    with pytest.raises(InputError, match=option) as error:
+        search(model.step, model.state(range(2), 4), **options)
+    assert "\n" not in str(error.value) and not model.calls
 
 
 def test_kv_cache_capacities_double_up_to_the_bound():

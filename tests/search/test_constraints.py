@@ -1,4 +1,4 @@
-"""Constraints against plain loops, alone and together in every search."""
+"""Constraints by themselves, and where a search must decide between them; see test_beam.py."""
 
 import numpy as np
 import pytest
@@ -7,10 +7,6 @@ from plain_search import (
     Request,
     arguments,
     assert_found,
-    assert_same,
-    beam_searched,
-    every_translation,
-    greedy,
     narrow_beam,
     tokens_of,
 )
@@ -27,6 +23,7 @@ from keras_transformer.search import (
     Prefix,
     RepetitionPenalty,
     beam_search,
+    forbid_ids,
     sample,
 )
 
@@ -43,7 +40,10 @@ def view_of(constraint, tokens):
 
 def forbidden(constraint, tokens):
     """Returns the ids that a constraint forbids after the tokens, PAD aside."""
-    logits = constraint.forbid(tf.zeros([1, 1, VOCABULARY]), view_of(constraint, tokens))
+    view, logits = view_of(constraint, tokens), tf.zeros([1, 1, VOCABULARY])
+    if (ids := constraint.forbidden_ids(view)) is not None:
+        logits = forbid_ids(logits, ids)
+    logits = constraint.forbid(logits, view)
     return [
         token
         for token in np.flatnonzero(logits[0, 0] == np.float32(IMPOSSIBLE)).tolist()
@@ -107,95 +107,11 @@ def test_prefix_forces_its_next_token_while_it_lasts():
 
 # In a search
 
-RULES = {
-    "nothing": {},
-    "no length penalty": dict(alpha=0.0),
-    "min length": dict(min_length=2),
-    "prefix": dict(prefix=(5, 1)),
-    "repetition penalty": dict(repetition_penalty=1.7),
-    "reward of repetition": dict(repetition_penalty=0.6),
-    "no token twice": dict(no_repeat_ngram=1),
-    "no pair twice": dict(no_repeat_ngram=2),
-    "banned": dict(banned=((4,), (5, 5), (1, 5, 1))),
-    "coverage": dict(beta=0.8),
-    "several": dict(min_length=2, repetition_penalty=1.3, banned=((4, 4),), beta=0.3),
-    "contradiction": dict(min_length=5, no_repeat_ngram=1, banned=((1,), (4,))),
-    "others": dict(prefix=(4,), no_repeat_ngram=2, banned=((4, 1),), alpha=1.5),
-}
 METHODS = {  # with the number of hypotheses
     "greedy": (beam_search, 1, dict(beam_size=1)),
     "beam": (beam_search, 3, dict(beam_size=3, num_translations=3)),
     "sampling": (sample, 9, dict(num_translations=9)),
 }
-
-
-def test_huge_beam_finds_all_that_constraints_allow():
-    requests = [Request(3, **rule) for rule in RULES.values()]
-    model = TableModel(sentences=len(requests), vocabulary_size=6, seed=2, source_length=4)
-    # After two tokens 9 hypotheses are open, with 27 continuations and 9 ends.
-    found = beam_searched(model, requests, 36, num_translations=36)
-    for row, each in enumerate(requests):
-        assert_found(every_translation(model, row, each), found, row)
-
-
-def random_request(seed):
-    """Returns any of the rules together; they may leave no translation at all."""
-    random = np.random.default_rng(seed)
-
-    def phrases(chance):
-        count = random.integers(0, 6) if random.random() < chance else 0
-        return tuple(
-            tuple(random.choice([1, 4, 5, 6, 7], random.integers(1, 3)).tolist())
-            for _ in range(count)
-        )
-
-    limit = int(random.integers(0, 9))
-    prefix = random.choice([1, 4, 5, 6, 7], random.integers(0, 4)).tolist()
-    return Request(
-        limit=limit,
-        alpha=float(random.choice([0.0, 0.6, 3.0])),
-        beta=float(random.choice([0.0, 0.4])),
-        min_length=int(random.integers(0, 7)) if random.random() < 0.5 else 0,
-        prefix=tuple(prefix) if random.random() < 0.3 else (),
-        repetition_penalty=float(random.choice([1.0, 1.0, 0.7, 1.5])),
-        no_repeat_ngram=int(random.choice([0, 0, 1, 2, 3])),
-        banned=phrases(0.5),
-    )
-
-
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_constraints_alone_and_together_equal_plain_search(beam_size):
-    requests = [Request(7, **rule) for rule in RULES.values()]
-    requests += [random_request(seed) for seed in range(40)]
-    model = TableModel(
-        sentences=len(requests), vocabulary_size=8, seed=4, end_bias=1.0, source_length=5
-    )
-    found = beam_searched(model, requests, beam_size, num_translations=beam_size)
-    num_found = 0
-    for row, each in enumerate(requests):
-        if beam_size == 1:
-            expected = [each for each in [greedy(model, row, each)] if each]
-        else:
-            expected = narrow_beam(model, row, each, beam_size)
-        assert_found(expected, found, row)
-        num_found += bool(expected)
-    assert 40 < num_found < len(requests)  # the contradiction has none
-    assert found.ids.dtype == tf.int32
-
-
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_neutral_constraints_change_nothing(beam_size):
-    model = TableModel(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
-    neutral = [Request(6)] * 4
-    options = dict(num_translations=beam_size)
-    expected = beam_searched(model, neutral, beam_size, **options)
-    found = beam_searched(model, neutral, beam_size, everything=True, **options)
-    for row in range(4):
-        assert_same(found, expected, row, row, rtol=0)
-    mixed = [random_request(seed) for seed in range(4)] + neutral
-    found = beam_searched(model, mixed, beam_size, rows=[*range(4)] * 2, **options)
-    for row in range(4):
-        assert_same(found, expected, 4 + row, row)
 
 
 def test_prefix_overrides_constraints_in_any_order():
@@ -236,15 +152,3 @@ def test_min_length_forbids_eos_before_minimum_or_any_text(minimum):
     assert [forbidden(constraint, row) == [EOS] for row in rows] == [
         minimum > 0 and (len(row) < minimum or set(row) <= {7}) for row in rows
     ]
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0, 20.0])
-@pytest.mark.parametrize("rule", [{}, dict(beta=0.5, min_length=4)], ids=str)
-def test_exact_early_stop_never_changes_the_result(alpha, rule):
-    model = TableModel(sentences=30, vocabulary_size=8, seed=8, end_bias=1.0, source_length=5)
-    requests = [Request(12, alpha, **rule)] * 30
-    found = beam_searched(model, requests, 4, num_translations=2)
-    for row, each in enumerate(requests):
-        assert_found(narrow_beam(model, row, each, 4), found, row)
-    if alpha < 2.0:
-        assert sum(rows for rows, _ in model.calls) < 30 * 13  # some did stop

@@ -25,14 +25,14 @@ def test_length_penalty_equals_worked_numbers():
 
 def test_coverage_penalty_sums_logs_of_coverage_up_to_one():
     coverage = tf.constant([[[0.5, 2.0, 0.1], [1.0, 1.0, 1.0]]])
-    found = coverage_penalty(coverage, tf.constant([[0.2]]))
+    found = coverage_penalty(coverage, tf.constant([0.2]))
     np.testing.assert_allclose(found, [[0.2 * (math.log(0.5) + math.log(0.1)), 0.0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_coverage_penalty_is_finite_without_attention(jit_compile):
     coverage = tf.constant([[[0.0], [1e-45], [1e-30]]])
-    found = tf.function(coverage_penalty, jit_compile=jit_compile)(coverage, tf.constant([[1.0]]))
+    found = tf.function(coverage_penalty, jit_compile=jit_compile)(coverage, tf.constant([1.0]))
     np.testing.assert_allclose(found, [[-87.34, -87.34, math.log(1e-30)]], rtol=1e-4)
 
 

@@ -43,13 +43,8 @@ _SIGNATURES = {
 def translator():
     """Stands in for one, of which only the vocabularies and a limit matter here."""
     vocabulary = learn_vocabulary(["a b c d e f"], size=10, kind="word")
-    tokenizer = types.SimpleNamespace(vocabulary=vocabulary)
-    return types.SimpleNamespace(
-        source_tokenizer=tokenizer,
-        target_tokenizer=tokenizer,
-        search=SearchConfig(max_source_length=12),
-        xla=None,
-    )
+    search = SearchConfig(max_source_length=12)
+    return types.SimpleNamespace(vocabularies=(vocabulary, vocabulary), search=search, xla=None)
 
 
 def _inputs(requests, signature):
@@ -69,7 +64,7 @@ def test_requests_have_all_signatures_lengths_inputs_and_compiled_shapes(transla
     targets = _inputs(requests, "score")[1]["target"]
     assert [len(text.split()) for text in targets][:2] == [1, 1]  # as long as the sources
     ids = list(map(_ids, _inputs(requests, "tokens")[1]["source"]))
-    assert translator.source_tokenizer.vocabulary.decode(ids)[0] == "a" and len(ids[-1]) == 12
+    assert translator.vocabularies[0].decode(ids)[0] == "a" and len(ids[-1]) == 12
     inputs = _inputs(requests, "options")[1]  # which stay as exported
     expected = {"penalty": [-1.0] * 8, "limit": [-1] * 8, "prefix": [b""] * 8}
     assert {name: inputs[name].tolist() for name in expected} == expected

@@ -14,6 +14,7 @@ from helpers import n_best, names_in
 from keras_transformer import Translator
 from keras_transformer.config import DataConfig, SearchConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
+from keras_transformer.inference import ModelFunctions
 from keras_transformer.serving import export as export_module
 from keras_transformer.serving.export import describe_run, export, load_exported
 from keras_transformer.serving.model_folder import read_model_card
@@ -56,8 +57,8 @@ def export_quickly(two_best, signatures, exported, monkeypatch):
     def save(module, path, **options):
         shutil.copytree(exported, path, dirs_exist_ok=True)
 
-    monkeypatch.setattr(Translator, "with_stored_projection", lambda self: self)
-    monkeypatch.setattr(Translator, "signatures", lambda self: signatures)
+    monkeypatch.setattr(ModelFunctions, "with_stored_projection", lambda self: self)
+    monkeypatch.setattr(ModelFunctions, "signatures", lambda self: signatures)
     monkeypatch.setattr(tf.saved_model, "save", save)
     monkeypatch.setattr(export_module, "compare_answers", lambda *_: None)
     return functools.partial(export, two_best)
@@ -177,7 +178,7 @@ def test_model_card_describes_the_export(exported, two_best):
     assert card["parameters"] == two_best.model.count_params()
     assert card["precision"] == {"weights": ["float32"], "computation": "float32"}
     for side in ("source", "target"):
-        vocabulary = getattr(two_best, f"{side}_tokenizer").vocabulary
+        vocabulary = getattr(two_best, side)
         expected = {"size": vocabulary.size, "sha256": vocabulary.fingerprint}
         assert card["vocabularies"][side] == expected
     assert card["signatures"]["serving_default"] == {

@@ -119,7 +119,7 @@ def test_server_answers_as_python(connect, two_best, words):
     _assert_same(client.translate(_SENTENCES, **options), constrained)
     target = [best.text for best in expected]
     assert client.align(_SENTENCES, target) == two_best.align(_SENTENCES, target)
-    answer = two_best.signatures()["score"](tf.constant(_SENTENCES), tf.constant(target))
+    answer = two_best.functions.signatures()["score"](tf.constant(_SENTENCES), tf.constant(target))
     scores, sums = client.score(_SENTENCES, target), answer["scores"].numpy()
     assert [each.score for each in scores] == pytest.approx(sums, abs=1e-4)
     assert [sum(each.token_scores) for each in scores] == pytest.approx(sums, abs=1e-4)

@@ -102,7 +102,7 @@ def test_c_program_runs_compiled_search(trained, native_program, tmp_path, monke
     answer = native_runtime.answer(
         native_program, version, "serving_default", {"text": texts}, [2, 1]
     )
-    plain = Translator(*trained, search)(tf.constant(texts))
+    plain = Translator(*trained, search).functions.translate_text(tf.constant(texts))
     assert answer["translations"] == plain["translations"].numpy().tolist()
     scores = np.array(answer["scores"], np.float32)
     np.testing.assert_allclose(scores, plain["scores"], rtol=1e-4, atol=1e-5)

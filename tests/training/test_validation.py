@@ -239,10 +239,8 @@ def test_validation_searches_as_task_and_run_say(monkeypatch):
     monkeypatch.setattr(TranslationTask, "dev_search", {"beam_size": 1})
     search = {"beam_size": 9, "max_extra_length": 7}
     ((_, metric),) = make_validation(ONE, search=search).dev_metrics
-    assert (metric._translator.search.beam_size, metric._translator.search.max_extra_length) == (
-        1,
-        7,
-    )
+    search = metric._functions.search
+    assert (search.beam_size, search.max_extra_length) == (1, 7)
 
 
 def test_overlong_dev_pairs_are_dropped_from_dev_loss():

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.config import PAD_ID, ModelConfig, RecurrentConfig
-from keras_transformer.inference import scores
+from keras_transformer.inference import teacher_forcing as scores
 from keras_transformer.models import Ensemble, RecurrentModel, Transformer
 
 _SIZE = 50  # of the vocabulary

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.decoding import NO_SCORE
-from keras_transformer.results import (
+from keras_transformer.outputs import (
     Score,
     Translation,
     align_words,

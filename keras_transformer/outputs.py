@@ -7,7 +7,7 @@ Shapes: S source tokens, T target tokens, both with EOS.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from typing_extensions import Self
@@ -101,76 +101,58 @@ class Attention(NamedTuple):
     target: list[str]
 
 
-def read_translations(answer: Mapping[str, Any]) -> list[Translation]:
+def read_translations(answer: Mapping[str, Any], *, details: bool = False) -> list[Any]:
     """Reads the translation of each sentence from the outputs of a signature.
 
     Empty places of an n-best list, marked by `NO_SCORE`, are dropped. A sentence for which the
     search found nothing has one empty translation with that score.
+
+    Args:
+        answer: the outputs.
+        details: whether each is a `DetailedTranslation`.
+
+    Raises:
+        InputError: the outputs have no details.
     """
-
-    def in_place(row: int, place: int, **alternatives: Any) -> Translation:
-        text, score = (answer[name][row][place] for name in ("translations", "scores"))
-        return Translation(text=_checked_text(text), score=float(score), **alternatives)
-
-    return _best_of_each(answer, in_place)
-
-
-def check_details(outputs: Iterable[str]) -> None:
-    """Raises `InputError` if these outputs of a signature have no details."""
-    if "token_scores" not in outputs:
+    if details and "token_scores" not in answer:
         raise InputError(
             "the model was exported without details; export it again with --details, or do not ask "
             "for them"
         )
+    read = _read_details if details else _read_translation
+    results = []
+    for row, scores in enumerate(answer["scores"]):
+        if not scores or len(scores) != len(answer["translations"][row]):
+            raise ValueError("expected a translation of each sentence, and a score of each")
+        places = [0, *(place for place in range(1, len(scores)) if scores[place] > NO_SCORE)]
+        best, *others = (read(answer, row, place) for place in places)
+        results.append(dataclasses.replace(best, alternatives=tuple(others)))
+    return results
 
 
-def read_details(answer: Mapping[str, Any]) -> list[DetailedTranslation]:
-    """Reads the detailed translation of each sentence from the outputs of a signature."""
+def _read_translation(answer: Mapping[str, Any], row: int, place: int) -> Translation:
+    text, score = (answer[name][row][place] for name in ("translations", "scores"))
+    return Translation(_checked_text(text), float(score))
+
+
+def _read_details(answer: Mapping[str, Any], row: int, place: int) -> DetailedTranslation:
     import numpy as np  # other requests do without it
 
-    def in_place(row: int, place: int, **alternatives: Any) -> DetailedTranslation:
-        text = _checked_text(answer["translations"][row][place])
-        tokens = _read_pieces(answer["tokens"][row][place])
-        source = _read_pieces(answer["source_tokens"][row]) if "source_tokens" in answer else []
-        weights = answer["attention"][row][place] if "attention" in answer else [[]]
-        attention = np.asarray(weights, np.float32)[: len(tokens), : len(source)]
-        alignment = []
-        if source:
-            words = answer["source_words"][row], answer["target_words"][row][place]
-            alignment = align_words(attention, *words)
-        return DetailedTranslation(
-            text=text,
-            score=float(answer["scores"][row][place]),
-            tokens=tokens,
-            token_scores=[float(x) for x in answer["token_scores"][row][place][: len(tokens)]],
-            source_cut=bool(answer["source_cut"][row]),
-            output_cut=bool(answer["output_cut"][row][place]),
-            source_tokens=source,
-            attention=attention,
-            alignment=alignment,
-            **alternatives,
-        )
-
-    return _best_of_each(answer, in_place)
-
-
-def _best_of_each(answer: Mapping[str, Any], in_place: Callable[..., Result]) -> list[Result]:
-    """Reads the best translation of each sentence, with its alternatives.
-
-    Args:
-        answer: the outputs of a signature.
-        in_place: reads a translation by its row and its place in the n-best list.
-    """
-    best = []
-    for row, (texts, scores) in enumerate(
-        zip(answer["translations"], answer["scores"], strict=True)
-    ):
-        if not texts or len(texts) != len(scores):
-            raise ValueError("expected a translation of each sentence, and a score of each")
-        others = [place for place in range(1, len(texts)) if scores[place] > NO_SCORE]
-        alternatives = tuple(in_place(row, place) for place in others)
-        best.append(in_place(row, 0, alternatives=alternatives))
-    return best
+    tokens = _read_pieces(answer["tokens"][row][place])
+    source = _read_pieces(answer["source_tokens"][row]) if "source_tokens" in answer else []
+    weights = answer["attention"][row][place] if source else [[]]
+    attention = np.asarray(weights, np.float32)[: len(tokens), : len(source)]
+    words = (answer["source_words"][row], answer["target_words"][row][place]) if source else ()
+    return DetailedTranslation(
+        **vars(_read_translation(answer, row, place)),
+        tokens=tokens,
+        token_scores=[float(x) for x in answer["token_scores"][row][place][: len(tokens)]],
+        source_cut=bool(answer["source_cut"][row]),
+        output_cut=bool(answer["output_cut"][row][place]),
+        source_tokens=source,
+        attention=attention,
+        alignment=align_words(attention, *words) if words else [],
+    )
 
 
 def read_scores(answer: Mapping[str, Any]) -> list[Score]:

@@ -8,7 +8,8 @@ import tensorflow as tf
 from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference.batch_translator import signature_inputs
+from keras_transformer.inference import XlaShapes
+from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer, build_model
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]
@@ -28,7 +29,7 @@ def signatures(trained, two_best):
     """The functions, the model's attention replaced by an even one; not those that others share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Transformer, "attention", _evenly, raising=False)
-        return Translator(*trained, two_best.search).signatures()
+        return Translator(*trained, two_best.search).functions.signatures()
 
 
 def _ask(function, *columns):
@@ -62,8 +63,8 @@ def test_dimension_0_is_the_batch_everywhere(signatures):
 
 def test_scores_are_the_models_log_probabilities(signatures, two_best):
     answer = _ask(signatures["score"], _SOURCE, _TARGET)
-    source = _ids(two_best.source_tokenizer.vocabulary, _SOURCE)
-    labels = _ids(two_best.target_tokenizer.vocabulary, _TARGET)
+    source = _ids(two_best.source, _SOURCE)
+    labels = _ids(two_best.target, _TARGET)
     shifted = np.concatenate([np.full([4, 1], BOS_ID), labels[:, :-1]], axis=1)
     logits = two_best.model({"source": source, "target": shifted})
     logits = keras.ops.convert_to_numpy(logits).astype(np.float64)
@@ -85,7 +86,7 @@ def test_scores_agree_with_the_search(signatures, two_best):
 
 
 def test_rows_do_not_depend_on_their_batch(signatures, two_best):
-    ids = _text_of_ids(two_best.source_tokenizer.vocabulary, _SOURCE)
+    ids = _text_of_ids(two_best.source, _SOURCE)
     columns = {"text": _SOURCE, "source": _SOURCE, "target": _TARGET}
     columns |= {"max_length": [2, -1, 1, -1], "prefix": ["", "木", "दो", ""]}
     for name, function in signatures.items():
@@ -104,11 +105,11 @@ def test_rows_do_not_depend_on_their_batch(signatures, two_best):
 
 
 def test_tokens_are_translated_like_their_text(signatures, two_best):
-    vocabulary = two_best.source_tokenizer.vocabulary
+    vocabulary = two_best.source
     by_text = _ask(signatures["serving_default"], _SOURCE)
     answer = _ask(signatures["tokens"], _text_of_ids(vocabulary, _SOURCE))
     for row, texts in zip(answer["ids"], by_text["translations"], strict=True):
-        decoded = two_best.target_tokenizer.vocabulary.decode(row.tolist())
+        decoded = two_best.target.decode(row.tolist())
         assert decoded == [text.decode() for text in texts]
     np.testing.assert_allclose(answer["scores"], by_text["scores"], rtol=1e-5)
     assert np.array_equal(answer["lengths"], (answer["ids"] != PAD_ID).sum(-1))
@@ -190,10 +191,6 @@ class _Without:
         self.__dict__ |= {name: getattr(model, name) for name in names}
 
 
-def _vocabularies(translator):
-    return [each.vocabulary for each in (translator.source_tokenizer, translator.target_tokenizer)]
-
-
 @pytest.mark.parametrize("wrap", ["alone", "ensemble", "mixed ensemble"])
 def test_attention_needs_all_models_to_have_it(two_best, wrap):
     model = two_best.model
@@ -203,18 +200,22 @@ def test_attention_needs_all_models_to_have_it(two_best, wrap):
         "ensemble": Ensemble([bare, bare]),
         "mixed ensemble": Ensemble([model, bare]),
     }[wrap]
-    translator = Translator(wrapped, *_vocabularies(two_best))
-    for each in (translator, translator.with_stored_projection()):
-        assert each.signature_names == ["serving_default", "translate_options", "score", "tokens"]
-        with pytest.raises(InputError, match="the model has no signature 'attention'"):
-            each.align(["two"], ["दो"])
-
-
-def test_coverage_penalty_of_a_sentence_needs_attention(two_best):
-    bare = _Without(two_best.model)
-    translator = Translator(bare, *_vocabularies(two_best))
+    translator = Translator(wrapped, two_best.source, two_best.target)
+    functions = translator.functions
+    for each in (functions, functions.with_stored_projection()):
+        assert each.names == ["serving_default", "translate_options", "score", "tokens"]
+    with pytest.raises(InputError, match="the model has no signature 'attention'"):
+        translator.align(["two"], ["दो"])
     with pytest.raises(InputError, match="the model has no option coverage_penalty that can"):
         translator.translate(["two"], coverage_penalty=0.2)
+    with pytest.raises(InputError, match=r"coverage_penalty=0\.2 needs a model with attention"):
+        search = two_best.search.replace(coverage_penalty=0.2)
+        Translator(wrapped, two_best.source, two_best.target, search)
+
+
+def test_details_cannot_be_combined_with_xla(trained):
+    with pytest.raises(InputError, match="details cannot be combined with XLA"):
+        Translator(*trained, xla=XlaShapes((1,), (8,)), details=True)
 
 
 @pytest.mark.slow
@@ -222,7 +223,7 @@ def test_graph_of_tiny_is_small(trained):
     """Tracing and the first call take time for each operation; a second decoder had 3,600 more."""
     vocabulary = trained[1]
     model = build_model(ModelConfig.preset("tiny", vocabulary_size=vocabulary.size))
-    translator = Translator(model, vocabulary)
-    graph = translator.function("serving_default").graph.as_graph_def()
+    function = Translator(model, vocabulary).functions.function("serving_default")
+    graph = function.graph.as_graph_def()
     functions = graph.library.function
     assert len(graph.node) + sum(len(function.node_def) for function in functions) < 3_200

@@ -1,0 +1,466 @@
+"""Text to text as TensorFlow graphs: tokenize, encode, search, detokenize.
+
+`ModelFunctions` has a graph for each signature. A `Translator` calls them with batches of
+sentences, and `export` writes them, so a model server gives the same answers. The way from text to
+text is `translate_text`; validation runs it on each device, the explorer runs its three parts:
+
+1. `read` cuts text [B] into ids [B, S] (text/tokenizer.py).
+2. `find` encodes the ids and hands the model's `step` to `beam_search` or `sample`, with the
+   settings of a `SearchConfig` and of single sentences (options.py) as constraints (search/).
+3. `finish` makes text [B, N] of ids, copies unknown words, and lets the task complete it.
+
+Dimension 0 of inputs and outputs is the batch, as servers that merge requests require; a row's
+answer depends on no other row, except for the padding at its end.
+
+Shapes: B sentences, S source length, T target length, both with EOS; N translations of a sentence,
+L their longest length.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import tensorflow as tf
+
+from keras_transformer.config import (
+    BOS_ID,
+    EOS_ID,
+    LANGUAGE_CODE,
+    PAD_ID,
+    UNK_ID,
+    SearchConfig,
+)
+from keras_transformer.decoding import NO_SCORE, Tensor, TranslationModel
+from keras_transformer.errors import InputError
+from keras_transformer.files import CONTROL_CHARACTERS
+from keras_transformer.inference import teacher_forcing
+from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes, gpu_shapes
+from keras_transformer.inference.options import column_types, config_settings, read_options
+from keras_transformer.inference.words import copy_unknowns, words_of_tokens
+from keras_transformer.search import Constraint, Hypotheses
+from keras_transformer.search.model_search import max_lengths, search_model
+from keras_transformer.tasks import Task
+from keras_transformer.text import Tokenizer, Vocabulary
+from keras_transformer.text.normalization import NOTHING_VISIBLE
+from keras_transformer.text.tokenizer import with_eos
+
+
+class SourceText(NamedTuple):
+    """Sentences as the model reads them."""
+
+    text: Tensor  # string [B]
+    ids: Tensor  # int32 [B, S], with EOS, then PAD
+    surfaces: tf.RaggedTensor  # string [B, (any)], the text of each token, or of more
+    lengths: Tensor  # int [B], tokens without EOS; more than the model reads where they are cut
+
+
+class ModelFunctions:
+    """The functions from text to text of a model, which an export has as signatures.
+
+    serving_default     text to its translations
+    translate_options   text, and options of each sentence, to its translations
+    score               text and a translation of it to the translation's log-probability
+    tokens              ids to the ids of their translations
+    attention           text and a translation to the attention between them, if there is any
+
+    Args:
+        model, source, target, search, xla, task, details: as in `Translator`.
+        stores_projection: see `with_stored_projection`.
+
+    Attributes:
+        source_tokenizer, target_tokenizer: of the vocabularies.
+        marks_cut_outputs: whether translations that have as many tokens as they may have are
+            marked; exports do not.
+
+    Raises:
+        InputError: as in `Translator`.
+    """
+
+    marks_cut_outputs: bool = False
+
+    def __init__(
+        self,
+        model: TranslationModel,
+        source: Vocabulary,
+        target: Vocabulary | None = None,
+        search: SearchConfig | None = None,
+        xla: XlaShapes | Literal[False] | None = None,
+        task: Task | None = None,
+        details: bool = False,
+        stores_projection: bool = False,
+    ) -> None:
+        target = target or source
+        search = search or (task.search_config() if task else SearchConfig())
+        sizes = {"source": model.config.vocabulary_size, "target": model.config.target_size}
+        for (side, size), vocabulary in zip(sizes.items(), (source, target), strict=True):
+            if size != vocabulary.size:
+                raise InputError(
+                    f"the model has {size} {side} tokens, the vocabulary {vocabulary.size}; give "
+                    "the vocabularies of the model"
+                )
+        if search.coverage_penalty and not hasattr(model, "attention"):
+            raise InputError(
+                f"coverage_penalty={search.coverage_penalty} needs a model with attention; "
+                "set it to 0"
+            )
+        if details and xla:
+            raise InputError("details cannot be combined with XLA; remove one of them")
+        self.model, self.search, self.task, self.details = model, search, task, details
+        self.source_tokenizer = self.target_tokenizer = Tokenizer(source)
+        if target.fingerprint != source.fingerprint:
+            self.target_tokenizer = Tokenizer(target)
+        self.vocabularies = source, target
+        self.xla = (gpu_shapes() if xla is None and not details else xla) or None
+        self._projection: Any = None  # variables
+        if stores_projection:
+            self._projection = tf.nest.map_structure(
+                lambda value: tf.Variable(value, trainable=False, name="projection"),
+                model.encode(tf.constant([[EOS_ID]])).projection,
+            )
+        self._start_graphs()
+
+    def _start_graphs(self) -> None:
+        """Forgets all graphs: the next ones read the variables that the model has now."""
+        self._traced: dict[tuple[str, bool, bool], Any] = {}
+        self._model_variables = [id(variable) for variable in self.model.variables]
+        # One graph for all functions that search without options and details.
+        self._shared_search: Callable[[Tensor], Hypotheses] = tf.function(
+            lambda ids: self._search(ids),
+            input_signature=[tf.TensorSpec([None, None], tf.int32)],
+            autograph=False,
+        )
+        if self.xla:
+            self._shared_search = CompiledSearch(
+                self._search, self.xla, self.search.max_extra_length
+            )
+
+    def with_stored_projection(self) -> "ModelFunctions":
+        """Returns the functions to export: they store the matrix of the logits.
+
+        That matrix, laid out for decoding, depends on weights alone: a server need not compute it
+        for every request. The functions do not notice weights that change later.
+        """
+        return ModelFunctions(
+            self.model,
+            *self.vocabularies,
+            self.search,
+            self.xla or False,
+            self.task,
+            self.details,
+            stores_projection=True,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the functions."""
+        names = ["serving_default", "translate_options", "score", "tokens"]
+        return names + ["attention"] * hasattr(self.model, "attention")
+
+    def signatures(self) -> dict[str, Any]:
+        """Returns the functions to export by name, traced."""
+        return {name: self.function(name) for name in self.names}
+
+    def function(self, name: str, details: bool = False) -> Any:
+        """Returns a function, traced once; raises `KeyError` for a name that is none of `names`.
+
+        Args:
+            name: of the function.
+            details: whether translations come with details, even if exports have none.
+        """
+        if name not in self.names:
+            raise KeyError(name)
+        # `quantize` and `enable_lora` give a model other variables.
+        if self._model_variables != [id(variable) for variable in self.model.variables]:
+            self._start_graphs()
+        key = name, details or self.details, self.marks_cut_outputs
+        if key not in self._traced:
+            self._traced[key] = self._trace(name, details or self.details)
+        return self._traced[key]
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All that an export has to save."""
+        stored = [] if self._projection is None else tf.nest.flatten(self._projection)
+        return [*(variable.value for variable in self.model.variables), *stored]
+
+    def module(self) -> tf.Module:
+        """Returns the root of a SavedModel of the functions: it tracks the variables.
+
+        A SavedModel that tracks a Keras model loads in Python and fails in the C++ server.
+        """
+        module = tf.Module(name="translator")
+        module.variables_to_save = self.variables
+        return module
+
+    def _trace(self, name: str, details: bool) -> Any:
+        pair = {"source": tf.string, "target": tf.string}
+        options = column_types(self.search)
+        if not hasattr(self.model, "attention"):
+            del options["coverage_penalty"]
+
+        def translate(text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
+            return self.translate_text(text, columns, details)
+
+        functions: dict[str, tuple[Callable[..., Any], Mapping[str, tf.DType]]] = {
+            "serving_default": (translate, {"text": tf.string}),
+            "translate_options": (translate, {"text": tf.string} | options),
+            "score": (self._score, pair),
+            "tokens": (self._translate_tokens, {"source": tf.string}),
+            "attention": (self._attention, pair),
+        }
+        function, types = functions[name]
+        columns = {key: tf.TensorSpec([None], dtype, name=key) for key, dtype in types.items()}
+        return tf.function(function, autograph=False).get_concrete_function(**columns)
+
+    def translate_text(
+        self,
+        text: Tensor,
+        columns: Mapping[str, Tensor] = MappingProxyType({}),
+        details: bool = False,
+    ) -> dict[str, Tensor]:
+        """Translates text [B] in a graph.
+
+        Args:
+            text: the sentences.
+            columns: options [B] of `column_types`, all or none. A negative number or empty text
+                stands for the value of the configuration; phrases are separated by newlines.
+            details: whether to return them.
+
+        Returns:
+            "translations", string [B, N], best first, and "scores" [B, N]; "source_cut", bool [B],
+            whether the text is longer than the model reads; "code_unknown", bool [B], where the
+            vocabulary has language codes, and the text begins with another one; with options also
+            "options_ignored", bool [B], see `read_options`. With details also "tokens", string
+            [B, N, L], and "token_scores" [B, N, L] with EOS, then padding; "output_cut", bool
+            [B, N]; and, if the model has attention, "source_tokens", string [B, S], "attention"
+            [B, N, L, S], and the words of the tokens, "source_words" [B, S] and "target_words"
+            [B, N, L], see `words_of_tokens`.
+        """
+        text = _checked(text, columns.values(), "every option must have a value for each row")
+        source = self.read(text)
+        lengths = tf.minimum(source.lengths, self.search.max_source_length)
+        answer = {"source_cut": source.lengths > self.search.max_source_length}
+        if codes := self.source_tokenizer.vocabulary.language_codes:
+            answer["code_unknown"] = _has_other_code(source.text, codes)
+        options: Mapping[str, Tensor] = {}
+        if columns:
+            options, answer["options_ignored"] = read_options(
+                columns, self.search, self.target_tokenizer, lengths
+            )
+        hypotheses = self.find(source.ids, options, details)
+        translations = self.finish(hypotheses.ids, source, options.get("prefix"))
+        is_blank = (source.lengths == 0)[:, None]  # [B, 1]
+        if self.marks_cut_outputs:
+            longest = max_lengths(self._settings(options), tf.cast(lengths, tf.int32))
+            is_cut = hypotheses.lengths[:, 0] > longest  # which count EOS
+            answer["best_cut"] = is_cut & ~is_blank[:, 0]
+        lists = {"translations": translations, "scores": _scores(hypotheses, is_blank)}
+        if details:
+            ids = tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids)
+            lists["tokens"] = self.target_tokenizer.pieces(ids)
+            for name, values in hypotheses.details.items():
+                blank = tf.reshape(is_blank, [-1, *[1] * (values.shape.rank - 1)])
+                lists[name] = tf.where(blank, tf.zeros([], values.dtype), values)
+            if "attention" in lists:
+                answer["source_tokens"] = self.source_tokenizer.pieces(source.ids)
+                answer["source_words"] = words_of_tokens(self.source_tokenizer, text, source.ids)
+                texts = tf.reshape(translations, [-1])
+                ids = tf.reshape(ids, [tf.size(texts), tf.shape(ids)[2]])
+                words = words_of_tokens(self.target_tokenizer, texts, ids)
+                lists["target_words"] = tf.reshape(words, tf.shape(hypotheses.ids))
+        if self.search.method == "beam" and self.search.num_translations > 1:
+            lists = _without_repeats(lists)
+        return lists | answer
+
+    def read(self, text: Tensor) -> SourceText:
+        """Returns text [B] as the model reads it; one more token shows where there is one."""
+        # A byte that is not UTF-8 is read as U+FFFD; what is copied from the text is UTF-8 then.
+        text = tf.strings.unicode_transcode(text, "UTF-8", "UTF-8")
+        if self.task is not None:
+            text = self.task.read_text(text)
+        limit = self.search.max_source_length
+        tokens, surfaces = self.source_tokenizer.tokenize_with_surfaces(text, limit + 1)
+        return SourceText(text, with_eos(tokens, limit), surfaces, tokens.row_lengths())
+
+    def find(
+        self,
+        ids: Tensor,
+        options: Mapping[str, Tensor] = MappingProxyType({}),
+        details: bool = False,
+        constraints: Sequence[Constraint] = (),
+    ) -> Hypotheses:
+        """Returns translations of ids [B, S] with EOS, then PAD.
+
+        Args:
+            ids: of the sentences.
+            options: settings of single sentences, by `read_options`.
+            details: whether to return `Hypotheses.details`.
+            constraints: the last ones of the search.
+        """
+        if options or details or constraints:
+            return self._search(ids, None, options, details, constraints)
+        return self._shared_search(ids)
+
+    def finish(self, ids: Tensor, source: SourceText, prefix: Tensor | None = None) -> Tensor:
+        """Returns the translations of a search as users get them, string [B, N].
+
+        Copies unknown words as the configuration says, a sentence of unknown tokens alone as a
+        whole, and completes the text as the task does; a blank sentence has the empty translation.
+
+        Args:
+            ids: int32 [B, N, L], of a search, with EOS, then PAD.
+            source: the sentences.
+            prefix: int32 [B, any], then PAD, with which translations begin.
+        """
+        translations = self.target_tokenizer.detokenize(ids)
+        if self.search.replace_unknowns:
+            translations = copy_unknowns(translations, ids, source.ids, source.surfaces, prefix)
+            # Of unknown tokens alone the model would make something up.
+            is_unknown = (source.ids == UNK_ID) | (source.ids == EOS_ID) | (source.ids == PAD_ID)
+            is_copied = tf.reduce_all(is_unknown, axis=1)
+            if prefix is not None:
+                is_copied &= tf.reduce_all(prefix == PAD_ID, 1)
+            # But for bytes that are no text.
+            is_copied &= ~tf.strings.regex_full_match(source.text, "(?s).*\ufffd.*")
+            copied = tf.strings.regex_replace(source.text, CONTROL_CHARACTERS, " ")
+            copied = tf.strings.strip(copied)[:, None]
+            translations = tf.where(is_copied[:, None], copied, translations)
+        if self.task is not None:
+            translations = self.task.finish(translations, source.text)
+        return tf.where(source.ids[:, :1] == EOS_ID, "", translations)
+
+    def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
+        """Translates rows of ids, string [B]; see `Tokenizer.read_ids`.
+
+        A matrix of ids would need padding, and model servers may crash when they pad requests of a
+        batch. Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores"
+        [B, N]; "source_cut" [B]. A row without ids has one translation, of length 0 and score 0.
+        """
+        tokens = self.source_tokenizer.read_ids(source)
+        hypotheses = self.find(with_eos(tokens, self.search.max_source_length))
+        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
+        return {
+            "source_cut": tokens.row_lengths() > self.search.max_source_length,
+            "ids": tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids),
+            "lengths": tf.where(is_blank, 0, hypotheses.lengths),
+            "scores": _scores(hypotheses, is_blank),
+        }
+
+    def _settings(self, options: Mapping[str, Tensor]) -> dict[str, Any]:
+        return config_settings(self.search, self.vocabularies[1]) | dict(options)
+
+    def _search(
+        self,
+        ids: Tensor,
+        longest: int | None = None,
+        options: Mapping[str, Tensor] = MappingProxyType({}),
+        details: bool = False,
+        constraints: Sequence[Constraint] = (),
+    ) -> Hypotheses:
+        """Searches; `longest` is the maximum length of a translation where shapes are fixed."""
+        rules = self.task.constraints(ids, self.vocabularies) if self.task else ()
+        projection = self._projection
+        if projection is not None:
+            projection = tf.nest.map_structure(tf.convert_to_tensor, projection)
+        return search_model(
+            self.model,
+            ids,
+            self.search,
+            self._settings(options),
+            space_ids=self.vocabularies[1].space_ids,
+            max_length_bound=longest,
+            constraints=[*rules, *constraints],
+            projection=projection,
+            details=details,
+        )
+
+    def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        ids, shifted, labels, marks = self._read_pair(source, target)
+        # The end of a target that is cut is not scored, EOS included.
+        labels = tf.where(marks["is_cut"][:, None] & (labels == EOS_ID), PAD_ID, labels)
+        return teacher_forcing.score(self.model, ids, shifted, labels) | marks
+
+    def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
+        ids, shifted, labels, marks = self._read_pair(source, target)
+        return teacher_forcing.token_values(self.model, ids, shifted) | {
+            **marks,
+            "attention": teacher_forcing.attention(self.model, ids, shifted, labels),
+            "source_pieces": self.source_tokenizer.pieces(ids),
+            "target_pieces": self.target_tokenizer.pieces(labels),
+            "source_words": words_of_tokens(self.source_tokenizer, source, ids),
+            "target_words": words_of_tokens(self.target_tokenizer, target, labels),
+        }
+
+    def _read_pair(
+        self, source: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """Returns ids of two texts [B]: the source [B, S], the target [B, T] shifted right, and as
+        labels [B, T]; and marks.
+
+        The marks are "source_cut", bool [B], whether a source is longer than the model reads, and
+        "is_cut", bool [B], whether a target is longer than any that search can generate.
+        """
+        text = _checked(source, [target], "source and target must have as many rows")
+        text = text if self.task is None else self.task.read_text(text)
+        limit = self.search.max_source_length
+        tokens = self.source_tokenizer.tokenize(text, limit + 1)
+        longest = limit + self.search.max_extra_length
+        target_tokens = self.target_tokenizer.tokenize(target, longest + 1)
+        labels = with_eos(target_tokens, longest)
+        shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
+        marks = {
+            "source_cut": tokens.row_lengths() > limit,
+            "is_cut": target_tokens.row_lengths() > longest,
+        }
+        return with_eos(tokens, limit), shifted, labels, marks
+
+
+def _has_other_code(text: Tensor, codes: Sequence[str]) -> Tensor:
+    """Which texts begin with a language code that is none of `codes`, bool [B]."""
+    text = tf.strings.regex_replace(text, f"^{NOTHING_VISIBLE}", "")
+    code = tf.strings.regex_replace(text, f"(?s)^{LANGUAGE_CODE}.*", r"\1")
+    is_known = tf.reduce_any(code[:, None] == tf.constant(codes), axis=1)
+    return tf.strings.regex_full_match(text, f"(?s){LANGUAGE_CODE}.*") & ~is_known
+
+
+def _scores(hypotheses: Hypotheses, is_blank: Tensor) -> Tensor:
+    """Returns the scores [B, N]; a blank sentence, bool [B, 1], has one translation of score 0."""
+    blank_scores = tf.where(tf.range(tf.shape(hypotheses.scores)[1]) == 0, 0.0, NO_SCORE)
+    return tf.where(is_blank, blank_scores, hypotheses.scores)
+
+
+def _without_repeats(lists: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Empties places of n-best lists whose text is that of a better one, and moves them back.
+
+    Several segmentations of a text are one translation to whoever reads it.
+
+    Args:
+        lists: tensors [B, N, ...], among them "translations" and "scores".
+    """
+    texts = lists["translations"]
+    count = texts.shape[1] or tf.shape(texts)[1]
+    is_earlier = tf.range(count) < tf.range(count)[:, None]  # [N, N]
+    is_same = tf.equal(texts[:, :, None], texts[:, None])  # [B, N, N]
+    is_repeat = tf.reduce_any(is_same & is_earlier, axis=2)  # [B, N]
+    order = tf.argsort(tf.cast(is_repeat, tf.int32), axis=1, stable=True)
+    is_repeat = tf.gather(is_repeat, order, batch_dims=1)
+    moved = {}
+    for name, values in lists.items():
+        values = tf.gather(values, order, batch_dims=1)
+        is_empty = tf.reshape(is_repeat, [-1, count, *[1] * (values.shape.rank - 2)])
+        empty = NO_SCORE if name == "scores" else tf.zeros([], values.dtype)
+        moved[name] = tf.where(is_empty, empty, values)
+    return moved
+
+
+def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:
+    """Returns the first of several tensors [B] after a check that all have as many rows.
+
+    A server does not check ranks: it would flatten a matrix.
+    """
+    first, *others = (tf.ensure_shape(column, [None]) for column in (first, *others))
+    sizes = [tf.size(column) == tf.size(first) for column in others]
+    if not sizes:
+        return first
+    with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes), [message])]):
+        return tf.identity(first)
