@@ -295,6 +295,25 @@ class TransformerConfig(TransformerLayersConfig):
             dropout=0.3,
             norm_position="pre",
         ),
+        # Students of other models (Kim et al. 2019), which translate quickly on a CPU.
+        "student": dict(
+            num_layers=6,
+            decoder_layers=2,
+            model_dim=256,
+            feed_forward_dim=1536,
+            num_heads=8,
+            dropout=0.1,
+            decoder_mixer="ssru",
+        ),
+        "tiny-student": dict(
+            num_layers=4,
+            decoder_layers=2,
+            model_dim=128,
+            feed_forward_dim=256,
+            num_heads=4,
+            dropout=0.1,
+            decoder_mixer="ssru",
+        ),
     }
 
     num_layers: int = option(6, "Layers of the encoder, and of the decoder, N.", minimum=1)
@@ -314,11 +333,17 @@ class TransformerConfig(TransformerLayersConfig):
         minimum=1,
         is_odd=True,
     )
+    decoder_mixer: Literal["attention", "ssru"] = option(
+        "attention",
+        'How a target token reads those before it: by self-"attention", or "ssru", by a recurrent '
+        "unit (Kim et al. 2019), which translates faster.",
+    )
     decoder_attention_window: int | None = option(
         None,
         "Odd r: a target token attends to itself and (r - 1) / 2 before it. Default: all.",
         minimum=1,
         is_odd=True,
+        needs={"decoder_mixer": ("attention",)},
     )
 
 

@@ -210,6 +210,7 @@ TRAINING_PRESETS: dict[str, dict[str, Any]] = {
     "tiny": dict(train_steps=20_000, batch_tokens=2048, warmup_steps=1000, average_last=5),
     "small": dict(train_steps=50_000, batch_tokens=8192, average_last=5),
     "base": dict(train_steps=100_000, average_last=5),
+    "student": dict(train_steps=100_000, average_last=5),
     "big": dict(train_steps=300_000, average_last=20),
 }
 

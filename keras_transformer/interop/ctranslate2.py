@@ -125,6 +125,7 @@ def _obstacles(config: TransformerConfig) -> dict[str, bool]:
         config,
         encoder_attention_window=[None],
         decoder_attention_window=[None],
+        decoder_mixer=["attention"],
         positions=["sinusoidal", "halves", "concatenated", "learned"],
     ) | {f"key_dim {widths[0]} and value_dim {widths[1]}": widths[0] != widths[1]}
 

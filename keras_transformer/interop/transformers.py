@@ -421,6 +421,7 @@ def _obstacles(
         value_dim=[None, head_dim],
         encoder_attention_window=[None],
         decoder_attention_window=[None],
+        decoder_mixer=["attention"],
         embedding_norm=[False],
         source_eos=[True],
     ) | {

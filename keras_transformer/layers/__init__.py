@@ -20,6 +20,7 @@ from keras_transformer.layers.recurrent import (
     RecurrentEncoder,
     RecurrentMemory,
 )
+from keras_transformer.layers.ssru import SSRU
 from keras_transformer.layers.transformer import (
     Decoder,
     DecoderLayer,
@@ -33,6 +34,7 @@ from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
 __all__ = [
     "LSTM",
+    "SSRU",
     "CrossAttention",
     "Decoder",
     "DecoderLayer",

@@ -23,7 +23,8 @@ from keras_transformer.layers.attention import CrossAttention, SelfAttention
 from keras_transformer.layers.base import Layer, ReadsMemory, full_precision, with_scores
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
-from keras_transformer.layers.masks import Bias, combine_masks
+from keras_transformer.layers.masks import Bias, combine_masks, keras_mask
+from keras_transformer.layers.ssru import SSRU
 from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
 ACTIVATIONS = {
@@ -116,8 +117,11 @@ class TransformerLayer(Layer):
         dropout: rate on the output of each sub-layer.
         norm_position: "post" or "pre", where the norms stand.
         norm_epsilon: see `LayerNormalization`.
+        mixer: "attention"; or "ssru" for a decoder with an `SSRU` in place of self-attention, and
+            without its options.
 
     Attributes:
+        self_attention: or the `SSRU`.
         feed_forward_class, norm_class: the sub-layers, for subclasses to replace.
     """
 
@@ -142,10 +146,13 @@ class TransformerLayer(Layer):
         max_relative_distance: int = 16,
         norm_position: Literal["post", "pre"] = "post",
         norm_epsilon: float = 1e-6,
+        mixer: Literal["attention", "ssru"] = "attention",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_choice("norm_position", norm_position, ("post", "pre"))
+        check_choice("mixer", mixer, ("attention", "ssru"))
+        self.mixer = mixer
         self.is_pre_norm = norm_position == "pre"
         dtype = self.dtype_policy
         attention: dict[str, Any] = dict(
@@ -159,11 +166,13 @@ class TransformerLayer(Layer):
         options = attention | dict(
             positions=positions, max_relative_distance=max_relative_distance, name="self_attention"
         )
-        self.self_attention: SelfAttention = (
-            SelfAttention(**options)
-            if attention_window is None
-            else WindowedSelfAttention(window=attention_window, **options)
-        )
+        self.self_attention: Any
+        if mixer == "ssru":
+            self.self_attention = SSRU(name="ssru", dtype=dtype)
+        elif attention_window is None:
+            self.self_attention = SelfAttention(**options)
+        else:
+            self.self_attention = WindowedSelfAttention(window=attention_window, **options)
         norm = functools.partial(self.norm_class, norm_epsilon, dtype=dtype)
         self.self_attention_norm = norm(name="self_attention_norm")
         if self.has_cross_attention:
@@ -278,20 +287,21 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
         Args:
             x: [B, T, D].
             memory: the encoder's output, see `CrossAttention.call`.
-            mask, attention_mask: of self-attention, see `SelfAttention.call`.
+            mask, attention_mask: of self-attention, see `SelfAttention.call`; an SSRU has the mask
+                alone.
             memory_mask: of cross-attention, see `CrossAttention.call`.
             use_causal_mask: whether positions of x see none after them.
             training: whether dropout is on.
             return_attention_scores: whether to return the attention weights too.
 
         Returns:
-            [B, T, D]; or that, the weights of self-attention [B, H, T, T], and those of
-            cross-attention [B, H, T, S].
+            [B, T, D]; or that, the weights of self-attention [B, H, T, T], None for an SSRU, and
+            those of cross-attention [B, H, T, S].
         """
         options = dict(training=training, return_attention_scores=return_attention_scores)
-        masks = dict(
-            mask=mask, attention_mask=attention_mask, use_causal_mask=use_causal_mask, **options
-        )
+        masks: dict[str, Any] = dict(mask=mask)
+        if self.mixer == "attention":
+            masks |= dict(attention_mask=attention_mask, use_causal_mask=use_causal_mask, **options)
         x, *scores, _ = self._run(
             x,
             training,
@@ -304,15 +314,16 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
         self,
         x: Tensor,
         memory: KeysValues,
-        kv_cache: KVCache,
+        kv_cache: Any,
         time: Tensor | int,
         score_bias: Tensor | None = None,
         memory_score_bias: Tensor | None = None,
-    ) -> tuple[Tensor, KVCache, Tensor]:
+    ) -> tuple[Tensor, Any, Tensor]:
         """Reads the new tokens x [B * W, D] of W hypotheses of a sentence, or of B sequences.
 
         Args:
-            x, kv_cache, time, score_bias: see `SelfAttention.step`.
+            x, kv_cache, time, score_bias: see `SelfAttention.step`; with an SSRU `kv_cache` is its
+                state.
             memory, memory_score_bias: see `CrossAttention.step`.
 
         Returns:
@@ -320,10 +331,13 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
             memory [B, H, W, S].
         """
         num_hypotheses = 1 if score_bias is None else score_bias.shape[2]
+        past: tuple[Any, ...] = (kv_cache, time, score_bias)
+        if self.mixer == "ssru":
+            num_hypotheses, past = kv_cache.shape[1], (kv_cache,)
         x, kv_cache, scores, _ = self._run(
             x,
             False,
-            lambda y: self.self_attention.step(y, kv_cache, time, score_bias),
+            lambda y: self.self_attention.step(y, *past),
             lambda y: self.cross_attention.step(y, memory, memory_score_bias, num_hypotheses),
         )
         return x, kv_cache, scores
@@ -465,6 +479,7 @@ class Decoder(ReadsMemory, TransformerStack):
         x, *scores = self._read(
             x,
             memory,
+            mask=keras_mask(x) if mask is None else mask,
             memory_mask=Bias(combine_masks(memory, memory_mask)),
             attention_mask=Bias(combine_masks(x, mask, attention_mask)),
             use_causal_mask=use_causal_mask,
@@ -481,11 +496,11 @@ class Decoder(ReadsMemory, TransformerStack):
         self,
         x: Tensor,
         memory: list[KeysValues],
-        kv_cache: list[KVCache],
+        kv_cache: list[Any],
         time: Tensor | int,
         score_bias: Tensor | None = None,
         memory_score_bias: Tensor | None = None,
-    ) -> tuple[Tensor, list[KVCache], list[Tensor]]:
+    ) -> tuple[Tensor, list[Any], list[Tensor]]:
         """Returns [B * W, D] for new tokens x [B * W, D], the KV caches with them added, and each
         layer's attention to the memory [B, H, W, S]; arguments as in `DecoderLayer.step`.
         """
@@ -501,3 +516,7 @@ class Decoder(ReadsMemory, TransformerStack):
     def empty_kv_cache(self, batch: int | Tensor, num_slots: int = 0) -> list[KVCache]:
         """Returns each layer's KV cache before the first token."""
         return [layer.self_attention.empty_kv_cache(batch, num_slots) for layer in self.layers]
+
+    def empty_state(self, batch: int | Tensor, num_hypotheses: int = 1) -> list[Tensor]:
+        """Returns each layer's state before the first token, where the mixer is an `SSRU`."""
+        return [layer.self_attention.empty_state(batch, num_hypotheses) for layer in self.layers]

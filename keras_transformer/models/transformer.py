@@ -41,6 +41,7 @@ class TransformerModel(Seq2SeqModel):
     config: TransformerLayersConfig
     encoder: Any
     decoder: Any
+    has_state = False  # a decoder of SSRUs has a state in place of a KV cache
 
     def __init__(self, config: TransformerLayersConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
@@ -68,34 +69,42 @@ class TransformerModel(Seq2SeqModel):
     ) -> DecodingState:
         source = self.visible_source(ops.convert_to_tensor(source, "int32"))
         memory, _ = self._encode(source, padding_mask(source), training=False)
-        num_slots = (capacity or 0) * num_hypotheses
+        batch, past = ops.shape(source)[0], {}
+        if self.has_state:
+            past["recurrent_state"] = self.decoder.empty_state(batch, num_hypotheses)
+        else:
+            num_slots = (capacity or 0) * num_hypotheses
+            past["kv_cache"] = self.decoder.empty_kv_cache(batch, num_slots)
         return DecodingState(
             projection=self.output_projection(),
             # The source, from which `step` computes its padding bias. A bias from outside of the
             # search's loop meets a bug of TensorFlow's oneDNN remapper: it takes the wrong output
             # of that tensor's Switch, and the whole search returns empty tensors.
             context={"memory": self.decoder.project_memory(memory), "source": source},
-            kv_cache=self.decoder.empty_kv_cache(ops.shape(source)[0], num_slots),
             coverage=start_coverage(source, num_hypotheses) if coverage else None,
+            **past,
         )
 
     def step(self, ids: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
         ids = ops.convert_to_tensor(ids, "int32")
         state = state._replace(time=ops.convert_to_tensor(state.time, "int32"))
-        score_bias = slot_bias(ids, state, state.kv_cache[0].keys, self.decoder.window)
+        past, score_bias = "recurrent_state", None
+        if not self.has_state:
+            past = "kv_cache"
+            score_bias = slot_bias(ids, state, state.kv_cache[0].keys, self.decoder.window)
         # Rows [B * W, D]: products of two matrices are quicker than those of larger tensors.
-        x, kv_cache, attention = self._step(
+        x, newest, attention = self._step(
             ops.reshape(ids, (-1,)),
             state.time,
             memory=state.context["memory"],
-            kv_cache=state.kv_cache,
+            kv_cache=getattr(state, past),
             score_bias=score_bias,
             memory_score_bias=padding_bias(state.context["source"]),
         )
         logits = self.logits(x, state.projection)  # [B * W, V]
         logits = ops.reshape(logits, (-1, ids.shape[1], ops.shape(logits)[-1]))
         coverage = add_coverage(state.coverage, attention)
-        return logits, state._replace(kv_cache=kv_cache, coverage=coverage, time=state.time + 1)
+        return logits, state._replace(**{past: newest}, coverage=coverage, time=state.time + 1)
 
     @abc.abstractmethod
     def _encode(
@@ -175,9 +184,11 @@ class Transformer(TransformerModel):
         self.decoder = self.decoder_class(
             num_layers=config.decoder_layers or config.num_layers,
             attention_window=config.decoder_attention_window,
+            mixer=config.decoder_mixer,
             **options,
             name="decoder",
         )
+        self.has_state = config.decoder_mixer == "ssru"
         self.build()
 
     def build(self, input_shape: Any = None) -> None:
@@ -210,7 +221,9 @@ class Transformer(TransformerModel):
         """
         config = self.config
         windows = config.encoder_attention_window, config.decoder_attention_window
-        encoder, decoder, memory = layer_flops(config, source_length, target_length, windows)
+        encoder, decoder, memory = layer_flops(
+            config, source_length, target_length, windows, config.decoder_mixer
+        )
         decoder_layers = config.decoder_layers or config.num_layers
         layers = config.num_layers * encoder + decoder_layers * (decoder + memory)
         return layers + self._projection_flops(target_length)
@@ -272,7 +285,10 @@ class Transformer(TransformerModel):
                 return_attention_scores=scores,
             )
         )
-        return x, {"encoder": encoder_weights, "decoder": weights[0], "cross": weights[-1]}
+        layers = {"encoder": encoder_weights, "decoder": weights[0], "cross": weights[-1]}
+        if self.has_state:
+            del layers["decoder"]
+        return x, layers
 
 
 # For the Universal Transformer too.
@@ -297,6 +313,7 @@ def layer_flops(
     source_length: Any,
     target_length: Any,
     windows: tuple[int | None, int | None] = (None, None),
+    decoder_mixer: str = "attention",
 ) -> tuple[Any, Any, Any]:
     """Returns the operations of an encoder layer, of a decoder layer, and of its memory.
 
@@ -304,17 +321,19 @@ def layer_flops(
     self-attention and feed-forward, H (2K + 2U) D + 2 F D; a target token by as many and by those
     of the query and the output of cross-attention, H (K + U) D; a source token, once, by those of
     the memory's keys and values, H (K + U) D. Each pair of a query and a key in its window adds
-    H (K + U), for scores and weighted sums, and as much again for relative positions.
+    H (K + U), for scores and weighted sums, and as much again for relative positions. An SSRU has
+    2 D^2 in place of a target token's self-attention.
 
     Args:
         config: of the model.
         source_length, target_length: as in `Seq2SeqModel.count_flops`.
         windows: of self-attention in encoder and decoder.
+        decoder_mixer: see `TransformerConfig`.
     """
     head_dim = config.model_dim // config.num_heads
     widths = (config.key_dim or head_dim) + (config.value_dim or head_dim)
     widths *= config.num_heads  # H (K + U)
-    token = 2 * (widths + config.feed_forward_dim) * config.model_dim
+    feed_forward = 2 * config.feed_forward_dim * config.model_dim
     cross = widths * config.model_dim
     pair = widths * (2 if config.positions == "relative" else 1)
     source_keys, target_keys = source_length, target_length  # that a query sees
@@ -322,8 +341,11 @@ def layer_flops(
         source_keys = _minimum(source_length, windows[0])
     if windows[1] is not None:
         target_keys = _minimum(target_length, windows[1] // 2 + 1)
-    encoder = source_length * (token + source_keys * pair)
-    decoder = target_length * (token + cross + target_keys * pair + source_length * widths)
+    source_token, target_token = 2 * cross + source_keys * pair, 2 * cross + target_keys * pair
+    if decoder_mixer == "ssru":
+        target_token = 2 * config.model_dim**2
+    encoder = source_length * (source_token + feed_forward)
+    decoder = target_length * (target_token + cross + source_length * widths + feed_forward)
     return 2 * encoder, 2 * decoder, 2 * source_length * cross
 
 

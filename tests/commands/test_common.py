@@ -49,7 +49,7 @@ def test_help_groups_flags_and_lists_defaults_per_preset(call):
     universal = result.out.partition("\nModel, architecture universal:\n")[2].partition("\n\n")[0]
     assert "--num_steps: " in universal and "--dropout" not in universal
     text = " ".join(result.out.split())
-    assert "Default: 128 in tiny and tiny-fast, 512 in small and base, 1024 in big." in text
+    assert "512 in small and base, 1024 in big, 256 in student." in text
 
 
 def test_commands_define_their_flags_without_tensorflow(run_python):

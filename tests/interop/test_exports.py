@@ -199,7 +199,7 @@ class OtherTransformer(Transformer):
          "33 target tokens and the target vocabulary 30"),
         *((functools.partial(Transformer, SMALL.replace(**{name: value})), f"{name} {value}")
           for name, value in (("positions", "relative"), ("positions", "rotary"),
-                              ("decoder_attention_window", 3))),
+                              ("decoder_attention_window", 3), ("decoder_mixer", "ssru"))),
     ],
 )  # fmt: skip
 def test_what_a_toolkit_lacks_is_listed_and_nothing_is_written(

@@ -13,6 +13,7 @@ import keras_transformer.layers
 from keras_transformer.errors import InputError
 from keras_transformer.layers import (
     LSTM,
+    SSRU,
     CrossAttention,
     Decoder,
     DecoderLayer,
@@ -96,6 +97,8 @@ CASES = [
     Case(CrossAttention, ATTENTION, (X, MEMORY), dict(memory_mask=MEMORY_PADDING)),
     Case(EncoderLayer, SUBLAYERS | WINDOWS, (X,), dict(mask=PADDING)),
     Case(DecoderLayer, SUBLAYERS, (X, ENCODED), dict(attention_mask=CAUSAL, mask=PADDING)),
+    Case(SSRU, {}, (X,), dict(mask=PADDING)),
+    Case(Decoder, dict(num_layers=2, mixer="ssru", **SUBLAYERS), (X, ENCODED), BOTH),
     Case(LSTM, dict(units=K, backwards=True), (X, IDS != 0)),
     Case(RecurrentEncoder, DEEP, (X, IDS != 0)),
     Case(RecurrentDecoder, DEEP | dict(attention_dim=U, intra_decoder=True), (X, READ, STATES)),

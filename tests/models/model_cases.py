@@ -39,6 +39,9 @@ CONFIGS = {
     "transformer, window": TransformerConfig(
         **HEADS, **WIDTHS, **WINDOWS, num_layers=2, positions="relative",
     ),
+    "transformer, ssru": TransformerConfig(
+        **HEADS, num_layers=2, positions="concatenated", decoder_mixer="ssru",
+    ),
     "recurrent": RecurrentConfig(**SIZES, hidden_dim=6, attention_dim=5),
     "recurrent, deep": RecurrentConfig(**SIZES, **SEPARATE, num_layers=2, hidden_dim=6),
     "recurrent, all": RecurrentConfig(
@@ -57,7 +60,7 @@ CONFIGS = {
     "bag": BagConfig(**SIZES, units=24),  # an example's, without attention
 }  # fmt: skip
 # Of each architecture the one with most weights and the largest state.
-VARIANTS = ["transformer, window", "recurrent, all", "universal, all", "bag"]
+VARIANTS = ["transformer, window", "transformer, ssru", "recurrent, all", "universal, all", "bag"]
 # Three sentences with targets, EOS and padding included; the targets start with BOS.
 SOURCE = np.array([[4, 9, 5, 7, 3], [8, 3, 0, 0, 0], [6, 6, 8, 3, 0]])
 TARGET = np.array([[2, 5, 6, 10, 4, 9], [2, 7, 7, 8, 0, 0], [2, 4, 0, 0, 0, 0]])

@@ -210,7 +210,7 @@ def test_xla_search_equals_the_graph(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["recurrent, all", "universal, all"])
+@pytest.mark.parametrize("name", ["transformer, ssru", "recurrent, all", "universal, all"])
 def test_xla_gives_the_logits_and_gradients_of_the_graph(name):
     model = random_model(CONFIGS[name].replace(dropout=0.0))
 

@@ -53,7 +53,7 @@ def test_config_classes_and_presets_are_found_by_architecture(conv_config):
     config = conv_config(vocabulary_size=9, num_blocks=2)
     assert config.to_dict()["architecture"] == "conv"
     assert ModelConfig.from_dict(config.to_dict()) == config
-    assert set(ModelConfig.presets()) == {"tiny", "small", "base", "big", "tiny-fast", "conv-tiny"}
+    assert set(ModelConfig.presets()) == {*TransformerConfig.PRESETS, "conv-tiny"}
     expected = conv_config(vocabulary_size=9, model_dim=32, num_blocks=3)
     assert ModelConfig.preset("conv-tiny", vocabulary_size=9) == expected
     assert conv_config.preset("tiny", vocabulary_size=9) == expected

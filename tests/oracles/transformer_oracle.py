@@ -35,6 +35,8 @@ def answer(model: Any, source: list[int], target: list[int]) -> Answer:
     shares: dict[str, Array] = {}  # of each step in the output of each token, [L, T]
 
     def attend(kind: str, layer: Any, x: Array, memory: Array) -> Array:
+        if kind == "decoder" and getattr(config, "decoder_mixer", "") == "ssru":
+            return ssru(layer.self_attention, x)
         attention = layer.cross_attention if kind == "cross" else layer.self_attention
         output, weights = multi_head(attention, x, memory, causal=kind == "decoder")
         heads[kind].append(weights)
@@ -74,7 +76,7 @@ def answer(model: Any, source: list[int], target: list[int]) -> Answer:
         logits = x @ float64(model.projection.kernel)
     if config.output_bias:
         logits = logits + float64(model.output_bias)
-    found = {name: np.array(each) for name, each in heads.items()}
+    found = {name: np.array(each) for name, each in heads.items() if each}
     attention = found["cross"].mean(axis=1)  # [L, T, S]
     if "target" in shares:
         attention = np.sum(shares["target"][:, :, None] * attention, axis=0)
@@ -172,6 +174,16 @@ def activate(name: str, x: Array) -> Array:
     if name == "gelu_tanh":
         return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
     return x / (1 + np.exp(-x * {"swish": 1, "gelu_sigmoid": 1.702}[name]))
+
+
+def ssru(layer: Any, x: Array) -> Array:
+    """Kim et al. 2019, token by token."""
+    state, outputs = np.zeros(x.shape[1]), []
+    for token in x:
+        forget = sigmoid(affine(layer.forget_gate, token))
+        state = forget * state + (1 - forget) * affine(layer.candidate, token)
+        outputs.append(np.maximum(state, 0))
+    return np.array(outputs)
 
 
 def softmax(scores: Array) -> Array:
