@@ -80,12 +80,6 @@ class Inflection(Task):
         shares = {name: sum(some) / len(some) for name, some in sorted(is_right.items())}
         return {"exact_match": shares.pop(""), "categories": shares}
 
-    def evaluate_each(
-        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        outputs, references = ([*map(_normalized, side)] for side in (outputs, references))
-        return super().evaluate_each(outputs, references, sources)
-
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         shares = {"exact match": results["exact_match"], **results["categories"]}
         return {name: f"{100 * share:.2f} %" for name, share in shares.items()}

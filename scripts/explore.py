@@ -1,11 +1,6 @@
 """keras-transformer explore, without installing the package."""
 
-import pathlib
-import sys
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
-
-from keras_transformer.commands.main import run_script
+from from_source import run_script
 
 if __name__ == "__main__":
     run_script(__file__)

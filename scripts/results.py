@@ -22,8 +22,7 @@ paragraph that an entry ["its first words", "not measured here: WHAT"] names.
 
 `--recompute` scores the stored outputs of each log against the test set that the recipe of its row
 names, where the folder has it: `data/multi30k_bpe/test.2016.en` of a recipe is
-`FOLDER/multi30k_bpe/test.2016.en` or that with `.gz`. It names the commit that made a score, and
-the parts of the package that have changed since.
+`FOLDER/multi30k_bpe/test.2016.en` or that with `.gz`. It names the commit that made a score.
 """
 
 import argparse
@@ -203,19 +202,14 @@ def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
         return "no recipe, or no outputs", False
     flags = dict(re.findall(r"^--(\w+)(?:=(.*))?$", recipe.read_text(encoding="utf-8"), re.M))
     command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--json"]
-    for name, option in {
-        "test_source": "source",
-        "test_target": "target",
-        "test_file": "file",
-    }.items():
+    for name in ("test_source", "test_target", "test_file"):
         if name in flags:
             path = data / pathlib.PurePath(flags[name]).relative_to("data")
-            test_set = next(
-                (each for each in (path, path.with_name(f"{path.name}.gz")) if each.exists()), None
-            )
-            if test_set is None:
+            if not path.exists():
+                path = path.with_name(f"{path.name}.gz")
+            if not path.exists():
                 return f"no {path}", False
-            command.append(f"--{option}={test_set}")
+            command.append(f"--{name.removeprefix('test_')}={path}")
     for name in ("task", "user_module", "remove_bpe", "bleu_tokenize", "bleu_lowercase"):
         if name in flags:
             command.append(f"--{name}={flags[name]}" if flags[name] else f"--{name}")
@@ -234,29 +228,7 @@ def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
         if abs(again[name] - score[name]) > 1e-6
     ]
     values = ", ".join(differing or [f"{name} {again[name]:.4g} as logged" for name in metrics])
-    return f"{values}; {changes_since(score.get('commit'))}", bool(differing)
-
-
-def changes_since(commit: str | None) -> str:
-    """Returns a phrase about the commit of a score and the folders that changed since."""
-    commit = (commit or "").removesuffix("+").removesuffix("-dirty")
-    if not commit:
-        return "made with an unknown commit"
-    if not _git("cat-file", "-e", f"{commit}^{{commit}}"):
-        return f"made with {commit[:12]}, which is not in this repository"
-    parts = ("layers", "models", "training", "data", "search")
-    changed = [
-        part
-        for part in parts
-        if not _git("diff", "--quiet", commit, "--", f"keras_transformer/{part}")
-    ]
-    return f"made with {commit[:12]}, changed since: {', '.join(changed) or 'nothing'}"
-
-
-def _git(*arguments: str) -> bool:
-    """Whether a command of git succeeds."""
-    command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return f"{values}; made with commit {score.get('commit') or 'unknown'}", bool(differing)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import textwrap
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from absl import flags
@@ -16,6 +16,7 @@ from keras_transformer.config import (
     SearchConfig,
     TrainingConfig,
     architectures,
+    check_options,
 )
 from keras_transformer.config.options import field_types
 from keras_transformer.errors import InputError
@@ -25,6 +26,12 @@ from keras_transformer.tasks import Task, get_task, registered_tasks
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
 
 _HEADINGS = {DataConfig: "Data", TrainingConfig: "Training", SearchConfig: "Search"}
+_DEFINE: dict[type, Callable[[str, None, str], Any]] = {
+    bool: flags.DEFINE_boolean,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    str: flags.DEFINE_string,
+}
 # The flags under each heading of --help, in the order of their definition.
 _groups: dict[str, list[str]] = {}
 
@@ -52,16 +59,10 @@ def define_flags(
             flags.DEFINE_enum(field.name, None, typing.get_args(kind), help_text)
         elif typing.get_origin(kind) is tuple:
             flags.DEFINE_multi_string(field.name, None, help_text)
-        elif kind is bool:
-            flags.DEFINE_boolean(field.name, None, help_text)
-        elif kind is int:
-            flags.DEFINE_integer(field.name, None, help_text)
-        elif kind is float:
-            flags.DEFINE_float(field.name, None, help_text)
         elif field.metadata.get("is_path"):
             define_path(field.name, help_text)
         else:
-            flags.DEFINE_string(field.name, None, help_text)
+            _DEFINE[kind](field.name, None, help_text)
         if may_be_none:
             flags.FLAGS[field.name].parser = _NoneOr(flags.FLAGS[field.name].parser)
         if heading := _heading(config, field.name):
@@ -129,27 +130,19 @@ def define_task_options() -> None:
         define_flags(task, set(task.fields_with()) - set(flags.FLAGS))
 
 
-def define_run_dirs_flag() -> "flags.FlagHolder[str]":
-    """Defines --run_dir of commands that read runs."""
-    return define_path(
+def define_model_flags() -> None:
+    """Defines --run_dir, --model and --checkpoint of commands that read trained models."""
+    define_path(
         "run_dir", "Directory of a training run. Several, separated by commas, form an ensemble."
     )
-
-
-def define_model_flag() -> "flags.FlagHolder[str | None]":
-    """Defines --model of commands that also read models that are no runs."""
-    return flags.DEFINE_string(
+    flags.DEFINE_string(
         "model",
         None,
         "Instead of --run_dir, a model in the package, such as en-de; the folder or file of "
         "another toolkit's model; or its name on the Hugging Face Hub. Import settings are "
         "detected; use import_model to set them.",
     )
-
-
-def define_checkpoint_flag() -> "flags.FlagHolder[str]":
-    """Defines --checkpoint, whose value `Checkpoints.find` understands."""
-    return flags.DEFINE_string(
+    flags.DEFINE_string(
         "checkpoint",
         "auto",
         "Checkpoint: average, latest, best (by the dev metric), a step, or auto (the average if "
@@ -161,6 +154,22 @@ def given_flags(config: type[JsonConfig]) -> dict[str, Any]:
     """Returns the fields of a configuration that were given as flags."""
     names = [name for name in config.fields_with() if name in flags.FLAGS]
     return {name: flags.FLAGS[name].value for name in names if flags.FLAGS[name].present}
+
+
+def given_search() -> dict[str, Any]:
+    """Returns the search options that were given; raises `InputError` for wrong values."""
+    options = given_flags(SearchConfig)
+    check_options(options)
+    return options
+
+
+def check_one_of(*names: str) -> None:
+    """Raises `InputError` unless one of these flags is given, --checkpoint only with --run_dir."""
+    given = [name for name in names if flags.FLAGS[name].value is not None]
+    if len(given) != 1:
+        raise InputError(f"give one of --{', --'.join(names)}")
+    if given != ["run_dir"]:
+        reject_given(["checkpoint"], f"cannot be combined with --{given[0]}")
 
 
 def with_given_options(task: Task) -> Task:

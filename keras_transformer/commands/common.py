@@ -9,8 +9,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from absl import flags
+
 from keras_transformer.config import split_list
-from keras_transformer.errors import InputError, check_backend, needs_extra
+from keras_transformer.errors import InputError, check_backend
 from keras_transformer.host import keep_freed_memory, set_up_gpu
 from keras_transformer.sentences import REMARKS, SentenceWarning
 
@@ -69,43 +71,31 @@ def task_of(card: Mapping[str, Any]) -> "Task":
 
 
 @contextlib.contextmanager
-def runs_to_read(run_dirs: str | None, model: str | None) -> Iterator[str]:
-    """Yields --run_dir, or the temporary run of --model, whose notes it prints on standard error.
+def find_checkpoints() -> "Iterator[list[tuple[RunDirectory, str]]]":
+    """Yields the runs of --run_dir with the full names of their checkpoints: one model each.
+
+    --model becomes a temporary run, whose notes are printed on standard error.
 
     Raises:
-        InputError: there is no such model, or it cannot be read.
-    """
-    if model is None:
-        yield run_dirs or ""
-        return
-    from keras_transformer.loading import find_model
-
-    named = find_model(model)
-    for note in named.notes:
-        print(note, file=sys.stderr)
-    with tempfile.TemporaryDirectory() as folder:
-        yield str(named.write_run(pathlib.Path(folder) / "run").path)
-
-
-def find_checkpoints(run_dirs: str, checkpoints: str) -> "list[tuple[RunDirectory, str]]":
-    """Returns runs and the full names of their checkpoints: one model each.
-
-    Args:
-        run_dirs: directories of runs, separated by commas.
-        checkpoints: as --checkpoint takes them, of each run, separated by commas.
-
-    Raises:
-        InputError: there is no such run, or it has no checkpoint that `checkpoints` could mean. A
+        InputError: there is no such run or model, or no checkpoint that --checkpoint could mean. A
             step or average that is missing is reported when it is loaded.
     """
     from keras_transformer.training.run import RunDirectory
 
-    pairs = []
-    for path in run_dirs.split(","):
-        run = RunDirectory(path)
-        run.configs()  # raises where there is no run
-        pairs += [(run, run.checkpoints().find(name)) for name in checkpoints.split(",")]
-    return pairs
+    with tempfile.TemporaryDirectory() as folder:
+        if flags.FLAGS.model is not None:
+            from keras_transformer.loading import find_model
+
+            named = find_model(flags.FLAGS.model)
+            for note in named.notes:
+                print(note, file=sys.stderr)
+            runs = [named.write_run(pathlib.Path(folder) / "run")]
+        else:
+            runs = [RunDirectory(path) for path in (flags.FLAGS.run_dir or "").split(",") if path]
+        for run in runs:
+            run.configs()  # raises where there is no run
+        names = flags.FLAGS.checkpoint.split(",")
+        yield [(run, run.checkpoints().find(name)) for run in runs for name in names]
 
 
 def load_translator(
@@ -122,23 +112,19 @@ def load_translator(
     """
     from keras_transformer.models import Ensemble
 
-    runs = [run for run, _ in checkpoints]
-    source, target = runs[0].vocabularies()
-    tasks = [run.configs().task.name for run in runs]
-    for run, task in zip(runs[1:], tasks[1:], strict=True):
-        if task != tasks[0]:
-            raise InputError(
-                f"the task of {run.path} is {task}, that of {runs[0].path} is {tasks[0]}; an "
-                "ensemble needs runs of one task"
-            )
+    def identity(run: "RunDirectory") -> list[str]:
         fingerprints = [vocabulary.fingerprint for vocabulary in run.vocabularies()]
-        if fingerprints != [source.fingerprint, target.fingerprint]:
+        return [run.configs().task.name, *fingerprints]
+
+    first, *others = (run for run, _ in checkpoints)
+    for run in others:
+        if identity(run) != identity(first):
             raise InputError(
-                f"the vocabularies of {run.path} and {runs[0].path} differ; an ensemble needs runs "
-                "that were trained with the same --vocabulary"
+                f"{run.path} and {first.path} have different tasks or vocabularies; an ensemble "
+                "needs runs that were trained with the same --task and --vocabulary"
             )
     models = [run.load_model(name, dtype=precision) for run, name in checkpoints]
-    return (models[0] if len(models) == 1 else Ensemble(models)), source, target
+    return (models[0] if len(models) == 1 else Ensemble(models)), *first.vocabularies()
 
 
 class LineRemarks:
@@ -172,13 +158,6 @@ class LineRemarks:
             first = ", ".join(map(str, sorted(lines)[:3])) + ", ..." * (len(lines) > 3)
             subject = f"{len(lines):,} line{'s' * (len(lines) > 1)} ({first})"
             print(f"{subject}: {REMARKS[remark]}", file=sys.stderr)
-
-
-def load_matplotlib() -> None:
-    """Imports matplotlib for drawing into files; raises `InputError` where it is not installed."""
-    with needs_extra("plot"):
-        import matplotlib
-    matplotlib.use("Agg")  # needs no screen
 
 
 def reject_arguments(arguments: list[str]) -> None:

@@ -5,6 +5,7 @@ keras-transformer compare runs/a runs/b/checkpoints/step-4000 --source=test.en -
 keras-transformer compare runs/baseline runs/variant --plot=curves.png
 
 An argument is a run, whose checkpoint is the average or else the latest, or one of its checkpoints.
+Each run decodes with the options of its own task; all are scored with those of the first.
 Columns p are sacreBLEU's paired bootstrap: how likely a difference from the first run this large is
 by chance in the choice of the test sentences. They do not cover the choice of the seed.
 """
@@ -15,20 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import command_flags, common
-from keras_transformer.commands.evaluation_set import EvaluationSet, digest
-from keras_transformer.config import SearchConfig, check_options
-from keras_transformer.errors import InputError
+from keras_transformer.commands import command_flags, common, evaluation_set
+from keras_transformer.config import SearchConfig
+from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.host import machine, package_versions
 from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
-    from keras_transformer.data import ParallelText
     from keras_transformer.training.run import RunDirectory
 
     Runs = dict[str, tuple[RunDirectory, str]]  # each with the full name of a checkpoint
 
-_TEST_SET = EvaluationSet.define()
+evaluation_set.define_flags()
 _JSON = flags.DEFINE_boolean(
     "json", False, "Print one JSON object with all values, the test set's SHA-256 and versions."
 )
@@ -45,25 +44,44 @@ def main(arguments: list[str]) -> None:
     if len(set(arguments)) < 2 or len(set(arguments)) < len(arguments):
         raise InputError("name two or more different runs, for example: compare runs/a runs/b")
     common.print_warnings()
-    _TEST_SET.check()
+    evaluation_set.check_flags()
     common.check_output(_PLOT.value)
-    search = command_flags.given_flags(SearchConfig)
-    check_options(search)  # reports a wrong value before loading
+    search = command_flags.given_search()
     if _PLOT.value is not None:
-        common.load_matplotlib()
+        with needs_extra("plot"):
+            import matplotlib
+        matplotlib.use("Agg")  # needs no screen
     common.load_tensorflow(one_dnn=False)
+    from keras_transformer.training.metrics import training_cost
+
     runs = _find_runs(arguments)
     tasks = {
         name: command_flags.with_given_options(run.configs().task)
         for name, (run, _) in runs.items()
     }
     first = tasks[arguments[0]]
-    _check_measures(tasks)
-    text = _TEST_SET.read(first) or _shared_test_set(runs, first)
+    for name, task in tasks.items():
+        if type(task) is not type(first):
+            raise InputError(
+                f"{arguments[0]} is of task {first.name}, and {name} of task {task.name}"
+            )
+    text, *others = (evaluation_set.read_test_set(first, run.configs()) for run, _ in runs.values())
+    if any(evaluation_set.digest(other) != evaluation_set.digest(text) for other in others):
+        raise InputError("the test sets of these runs differ; give --source and --target")
     records, outputs = {}, {}
-    for name, run in runs.items():
-        records[name], outputs[name] = _translate(*run, tasks[name], text, search)
-    for name, scores in _compare(tasks, outputs, text).items():
+    for name, (run, checkpoint) in runs.items():
+        options = run.configs()._replace(task=tasks[name]).search_config(search)
+        outputs[name], parameters = evaluation_set.translate(
+            [(run, checkpoint)], tasks[name], options, text
+        )
+        records[name] = {
+            "checkpoint": checkpoint,
+            "checkpoint_sha256": run.checkpoints().digest(checkpoint),
+            "parameters": parameters,
+            "cost": training_cost(run.metrics_path, checkpoint),
+            "search": options.to_dict(),
+        }
+    for name, scores in first.compare(outputs, text.target, text.source).items():
         records[name] |= scores
     if _PLOT.value is not None:
         _plot(runs, first, _PLOT.value)
@@ -74,7 +92,7 @@ def main(arguments: list[str]) -> None:
             "runs": records,
             "differences": differences,
             "sentences": len(text.source),
-            "test_set_sha256": digest(text),
+            "test_set_sha256": evaluation_set.digest(text),
             "versions": package_versions(),
             "machine": machine(),
         }
@@ -99,75 +117,6 @@ def _find_runs(paths: list[str]) -> "Runs":
     return runs
 
 
-def _check_measures(tasks: dict[str, Task]) -> None:
-    """Raises `InputError` if runs would be measured differently.
-
-    Options that a model has learned may differ: each run decodes with its own.
-    """
-    (first, task), *others = tasks.items()
-    learned = task.fields_with(is_learned=True)
-    for name, other in others:
-        if type(other) is not type(task):
-            raise InputError(f"{first} is of task {task.name}, and {name} of task {other.name}")
-        for option, value in other.to_dict().items():
-            if option not in learned and value != getattr(task, option):
-                raise InputError(
-                    f"{option} is {getattr(task, option)} in {first} and {value} in {name}; give "
-                    f"--{option}"
-                )
-
-
-def _shared_test_set(runs: "Runs", task: Task) -> "ParallelText":
-    """Returns the test set that all runs name."""
-    from keras_transformer.training.prepare import read_test_text
-
-    texts = {
-        name: read_test_text(run.configs().required_data, task) for name, (run, _) in runs.items()
-    }
-    (first, text), *others = texts.items()
-    for name, other in others:
-        if digest(other) != digest(text):
-            raise InputError(
-                f"the test sets of {first} and {name} differ; give --source and --target"
-            )
-    return text
-
-
-def _translate(
-    run: "RunDirectory", checkpoint: str, task: Task, text: "ParallelText", search_options: _Record
-) -> tuple[_Record, list[str]]:
-    """Returns the settings and costs of a run, and its outputs."""
-    from keras_transformer.inference import Translator
-    from keras_transformer.training.metrics import training_cost
-
-    search = run.configs()._replace(task=task).search_config(search_options)
-    model, source, target = common.load_translator([(run, checkpoint)])
-    task.check_references(text.target, target)
-    translator = Translator(model, source, target, search, task=task)
-    results = _TEST_SET.translate(translator, text.source)
-    outputs = task.postprocess([best.text for best in results], text.source)
-    record = {
-        "checkpoint": checkpoint,
-        "checkpoint_sha256": run.checkpoints().digest(checkpoint),
-        "parameters": int(model.count_params()),
-        "cost": training_cost(run.metrics_path, checkpoint),
-        "search": search.to_dict(),
-    }
-    return record, outputs
-
-
-def _compare(
-    tasks: dict[str, Task], outputs: dict[str, list[str]], text: "ParallelText"
-) -> dict[str, _Record]:
-    """Returns the scores of each run."""
-    first = next(iter(tasks.values()))
-    if all(task == first for task in tasks.values()):
-        return first.compare(outputs, text.target, text.source)
-    return {
-        name: task.evaluate(outputs[name], text.target, text.source) for name, task in tasks.items()
-    }
-
-
 def _differences(
     runs: "Runs", tasks: dict[str, Task], records: dict[str, _Record]
 ) -> dict[str, dict[str, Any]]:
@@ -179,17 +128,21 @@ def _differences(
     for name, (run, _) in runs.items():
         configs = run.configs()
         values = configs.to_dict()
-        parts = [values[part] or {} for part in ("model", "data", "training")]
         search = {f"search.{key}": value for key, value in records[name]["search"].items()}
-        parts += [tasks[name].to_dict(), search]
-        settings[name] = {key: value for part in parts for key, value in part.items()}
-        settings[name]["start_from"] = configs.origin.get("start_from")
+        settings[name] = {
+            **values["model"],
+            **(values["data"] or {}),
+            **(values["training"] or {}),
+            **tasks[name].to_dict(),
+            **search,
+            "start_from": configs.origin.get("start_from"),
+        }
+    first, *others = settings.values()
     names = dict.fromkeys(key for values in settings.values() for key in values)
-    columns = {key: {name: values.get(key) for name, values in settings.items()} for key in names}
     return {
-        key: values
-        for key, values in columns.items()
-        if any(value != next(iter(values.values())) for value in values.values())
+        key: {name: values.get(key) for name, values in settings.items()}
+        for key in names
+        if any(values.get(key) != first.get(key) for values in others)
     }
 
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.commands import command_flags, common
-from keras_transformer.commands.evaluation_set import EvaluationSet, digest
-from keras_transformer.config import DataConfig, SearchConfig, check_options
+from keras_transformer.commands import command_flags, common, evaluation_set
+from keras_transformer.config import DataConfig, SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import replace_control_characters, write_atomically
 from keras_transformer.host import machine, package_versions
@@ -25,24 +24,20 @@ from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
     from keras_transformer.data import ParallelText
+    from keras_transformer.training.run import RunDirectory
 
     # Task, test set, output of each sentence, and what made them, for --json.
     Evaluated = tuple[Task, ParallelText, list[str], dict[str, Any]]
 
-_RUN_DIR = command_flags.define_run_dirs_flag()
-_MODEL = command_flags.define_model_flag()
+command_flags.define_model_flags()
 _ANSWERS = command_flags.define_path(
     "answers", "File of outputs to score, instead of those of a model."
 )
 _TASK = flags.DEFINE_enum(
     "task", "translation", registered_tasks(), "Task of --answers; a run has its own."
 )
-_CHECKPOINT = command_flags.define_checkpoint_flag()
-_TEST_SET = EvaluationSet.define()
+evaluation_set.define_flags()
 _OUTPUT = command_flags.define_path("output", "Write the translations to this file.")
-_EACH = command_flags.define_path(
-    "each", "Write the scores of each sentence to this file, tab-separated."
-)
 _JSON = flags.DEFINE_boolean(
     "json",
     False,
@@ -57,39 +52,32 @@ command_flags.define_task_options()
 def main(arguments: list[str]) -> None:
     common.reject_arguments(arguments)
     common.print_warnings()
-    if [_RUN_DIR.value, _MODEL.value, _ANSWERS.value].count(None) != 2:
-        raise InputError("give --run_dir, --model or --answers, one of the three")
-    _TEST_SET.check()
-    inputs = [_ANSWERS.value, _TEST_SET.source.value, _TEST_SET.target.value, _TEST_SET.file.value]
-    for output in (_OUTPUT, _EACH):
-        common.check_output(output.value, inputs)
-    search = command_flags.given_flags(SearchConfig)
+    command_flags.check_one_of("run_dir", "model", "answers")
+    evaluation_set.check_flags()
+    inputs = [flags.FLAGS[name].value for name in ("answers", "source", "target", "file")]
+    common.check_output(_OUTPUT.value, inputs)
+    search = command_flags.given_search()
     if _ANSWERS.value:
-        unused = ["checkpoint", "batch_size", *search]
-        command_flags.reject_given(unused, "cannot be combined with --answers")
+        command_flags.reject_given(["batch_size", *search], "cannot be combined with --answers")
         evaluated = _read_answers(_ANSWERS.value)
     else:
         command_flags.reject_given(["task"], "is for --answers; a run has its own task")
-        if _MODEL.value is not None:
-            command_flags.reject_given(["checkpoint"], "cannot be combined with --model")
-        check_options(search)  # reports a wrong value before loading
         common.load_tensorflow(one_dnn=False)
-        with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
-            evaluated = _answer(run_dirs, search)
+        with common.find_checkpoints() as checkpoints:
+            evaluated = _answer(checkpoints, search)
     task, text, outputs, made_by = evaluated
     if _OUTPUT.value is not None:
         lines = (replace_control_characters(line) + "\n" for line in outputs)
         write_atomically(_OUTPUT.value, "".join(lines))
-    if _EACH.value is not None:
-        rows = task.evaluate_each(outputs, text.target, text.source)
-        table = [list(rows[0]), *(list(map(str, row.values())) for row in rows)]
-        lines = ("\t".join(map(replace_control_characters, row)) + "\n" for row in table)
-        write_atomically(_EACH.value, "".join(lines))
     metrics = task.evaluate(outputs, text.target, text.source)
     if _JSON.value:
         intervals = task.intervals(outputs, text.target, text.source)
         record = {**metrics, "intervals_95": intervals}
-        record |= {"sentences": len(outputs), **made_by, "test_set_sha256": digest(text)}
+        record |= {
+            "sentences": len(outputs),
+            **made_by,
+            "test_set_sha256": evaluation_set.digest(text),
+        }
         print(json.dumps(record))
         return
     checkpoint = {"checkpoint": made_by["checkpoint"]} if made_by else {}
@@ -99,29 +87,23 @@ def main(arguments: list[str]) -> None:
         print(f"{label:{width}}  {value}")
 
 
-def _answer(run_dirs: str, search_options: dict[str, Any]) -> "Evaluated":
-    """Translates the test set with the models of runs, whose folders are separated by commas."""
-    from keras_transformer.inference import Translator
+def _answer(
+    checkpoints: "list[tuple[RunDirectory, str]]", search_options: dict[str, Any]
+) -> "Evaluated":
+    """Translates the test set with a model, or an ensemble of several."""
     from keras_transformer.training.metrics import training_cost
-    from keras_transformer.training.prepare import read_test_text
 
-    checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
     configs = checkpoints[0][0].configs()
     task = command_flags.with_given_options(configs.task)
-    text = _TEST_SET.read(task) or read_test_text(configs.required_data, task=task)
+    text = evaluation_set.read_test_set(task, configs)
     if configs.data is not None:
         paths = [getattr(configs.data, name) for name in DataConfig.fields_with(is_path=True)]
-        for output in (_OUTPUT, _EACH):
-            common.check_output(output.value, paths)
+        common.check_output(_OUTPUT.value, paths)
     search = configs._replace(task=task).search_config(search_options)
-    model, source_vocabulary, vocabulary = common.load_translator(checkpoints)
-    task.check_references(text.target, vocabulary)
-    translator = Translator(model, source_vocabulary, vocabulary, search, task=task)
-    results = _TEST_SET.translate(translator, text.source)
-    outputs = task.postprocess([best.text for best in results], text.source)
+    outputs, _ = evaluation_set.translate(checkpoints, task, search, text)
     made_by = {
         "date": datetime.date.today().isoformat(),
-        "checkpoint": _MODEL.value or ",".join(name for _, name in checkpoints),
+        "checkpoint": flags.FLAGS.model or ",".join(name for _, name in checkpoints),
         "checkpoint_sha256": [run.checkpoints().digest(name) for run, name in checkpoints],
         "model": configs.to_dict()["model"],
         "training": [run.configs().trained_with for run, _ in checkpoints],
@@ -137,9 +119,7 @@ def _read_answers(path: str) -> "Evaluated":
     """Reads the outputs in a file, and their references."""
     options = get_task(_TASK.value)
     task = options(**command_flags.given_flags(options))
-    text = _TEST_SET.read(task)
-    if text is None:
-        raise InputError("--answers needs references: give --source and --target, or --file")
+    text = evaluation_set.read_test_set(task, None)
     answers = task.read_answers(path)
     if len(answers) != len(text.source):
         raise InputError(

@@ -23,16 +23,12 @@ from keras_transformer.serving.model_folder import check_version, read_model_car
 if TYPE_CHECKING:
     from keras_transformer.explorer.views import Inspector
 
-_RUN_DIR = command_flags.define_path(
-    "run_dir", "Directory of a training run. Several, separated by commas, are compared."
-)
-_MODEL = command_flags.define_model_flag()
+command_flags.define_model_flags()
 _SAVED_MODEL = command_flags.define_path(
     "saved_model",
     "Exported version, or several separated by commas, with or without --run_dir. Shows "
     "the mean of the last layer's heads only.",
 )
-_CHECKPOINT = command_flags.define_checkpoint_flag()
 _OUTPUT = command_flags.define_path("output", "Write a page, an .html file.")
 _SERVE = flags.DEFINE_boolean("serve", False, "Serve the page on this machine only (loopback).")
 _PORT = flags.DEFINE_integer(
@@ -42,9 +38,9 @@ command_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
-    if all(flag.value is None for flag in (_RUN_DIR, _MODEL, _SAVED_MODEL)):
+    if not (flags.FLAGS.run_dir or flags.FLAGS.model or _SAVED_MODEL.value):
         raise InputError("give --run_dir, --model or --saved_model")
-    if _MODEL.value is not None:
+    if flags.FLAGS.model is not None:
         command_flags.reject_given(["run_dir", "checkpoint"], "cannot be combined with --model")
     if _SERVE.value == bool(_OUTPUT.value) or _SERVE.value == bool(arguments):
         raise InputError(
@@ -55,8 +51,8 @@ def main(arguments: list[str]) -> None:
         common.check_output(_OUTPUT.value)
     for sentence in arguments:
         check_unicode("a sentence", sentence)
-    search = command_flags.given_flags(SearchConfig)
-    if _RUN_DIR.value is None and _MODEL.value is None:
+    search = command_flags.given_search()
+    if flags.FLAGS.run_dir is None and flags.FLAGS.model is None:
         command_flags.reject_given(["checkpoint", *search], "was fixed when exported")
     common.load_tensorflow(one_dnn=False)
     inspectors = _inspectors(search)
@@ -75,12 +71,11 @@ def _inspectors(search: dict[str, Any]) -> "list[Inspector]":
     from keras_transformer.serving.export import load_exported
 
     inspectors = []
-    with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
-        checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value) if run_dirs else []
+    with common.find_checkpoints() as checkpoints:
         for run, checkpoint in checkpoints:
             configs = run.configs()
             model, vocabularies = run.load_model(checkpoint), run.vocabularies()
-            name = _MODEL.value or f"{run.path} ({checkpoint})"
+            name = flags.FLAGS.model or f"{run.path} ({checkpoint})"
             settings = configs.search_config(search)
             inspectors.append(inspect_model(name, model, vocabularies, configs.task, settings))
     for version in (_SAVED_MODEL.value or "").split(","):

@@ -8,13 +8,12 @@ keras-transformer export --run_dir=runs/numbers --export_dir=exports/hf --format
 
 import functools
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from absl import flags
 
 from keras_transformer.commands import command_flags, common
-from keras_transformer.config import SearchConfig, check_options
-from keras_transformer.errors import InputError
+from keras_transformer.config import SearchConfig
 from keras_transformer.files import read_lines
 from keras_transformer.serving.model_folder import choose_version, read_model_card
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 
     Checkpoints = list[tuple[RunDirectory, str]]
 
-_RUN_DIR = command_flags.define_run_dirs_flag()
-_MODEL = command_flags.define_model_flag()
+command_flags.define_model_flags()
 _EXPORT_DIR = command_flags.define_path(
     "export_dir", "The model's folder, which gets a folder for each version.", required=True
 )
@@ -69,47 +67,35 @@ _DETAILS = flags.DEFINE_boolean(
     "Return with each translation its tokens, their log-probabilities and attention, and "
     "whether source or translation was truncated.",
 )
-_XLA_LENGTHS = flags.DEFINE_list(
-    "xla_lengths", ["16", "32", "64"], "Source lengths to compile for, EOS included."
+_XLA_LENGTHS = flags.DEFINE_multi_integer(
+    "xla_lengths", [16, 32, 64], "A source length to compile for, EOS included; may be repeated."
 )
-_CHECK_TIMEOUT = flags.DEFINE_float(
-    "check_timeout",
-    1800.0,
-    "Seconds that the check in a fresh process may take before the export fails.",
-    lower_bound=0.0,
-)
-_CHECKPOINT = command_flags.define_checkpoint_flag()
 command_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
     common.reject_arguments(arguments)
-    search = command_flags.given_flags(SearchConfig)
-    check_options(search)  # reports a wrong value before loading
+    command_flags.check_one_of("run_dir", "model")
+    search = command_flags.given_search()
     _check_combinations(search)
     common.load_tensorflow()
-    with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
-        checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
+    with common.find_checkpoints() as checkpoints:
         if _FORMAT.value == "saved_model":
             path = _export_saved_model(checkpoints, search)
         else:
             path = _export_to_toolkit(checkpoints)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    name = _MODEL.value or f"checkpoint {','.join(name for _, name in checkpoints)}"
+    name = flags.FLAGS.model or f"checkpoint {','.join(name for _, name in checkpoints)}"
     print(f"Exported {name} to {path} ({size / 1e6:.1f} MB).")
 
 
 def _check_combinations(search_flags: dict[str, object]) -> None:
     """Raises `InputError` for a flag that another one makes useless."""
-    if (_RUN_DIR.value is None) == (_MODEL.value is None):
-        raise InputError("give either --run_dir or --model, what to export")
-    if _MODEL.value is not None:
-        command_flags.reject_given(["checkpoint"], "cannot be combined with --model")
     reason = f"cannot be combined with --format={_FORMAT.value}"
     if _FORMAT.value != "ctranslate2":
         command_flags.reject_given(["quantization"], reason)
     if _FORMAT.value != "saved_model":
-        names = ["name", "warm_up_file", "check_timeout", "details", "precision", "xla"]
+        names = ["name", "warm_up_file", "details", "precision", "xla"]
         command_flags.reject_given([*names, "xla_lengths", *search_flags], reason)
     elif not _XLA.value:
         command_flags.reject_given(["xla_lengths"], "needs --xla")
@@ -124,7 +110,7 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
     configs = checkpoints[0][0].configs()
     search = configs.search_config(search_options)
     sentences = [] if _WARM_UP_FILE.value is None else read_lines(_WARM_UP_FILE.value)
-    xla = XlaShapes(lengths=_xla_lengths()) if _XLA.value else None
+    xla = XlaShapes(lengths=tuple(_XLA_LENGTHS.value)) if _XLA.value else None
     model, source, target = common.load_translator(checkpoints, _PRECISION.value)
     path = export(
         Translator(model, source, target, search, xla, configs.task, _DETAILS.value),
@@ -133,7 +119,6 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
         name=_NAME.value,
         sentences=sentences,
         training=[describe_run(*checkpoint) for checkpoint in checkpoints],
-        check_timeout=_CHECK_TIMEOUT.value,
         say=functools.partial(print, flush=True),
     )
     for name, signature in read_model_card(path)["signatures"].items():
@@ -147,21 +132,16 @@ def _export_to_toolkit(checkpoints: "Checkpoints") -> pathlib.Path:
     from keras_transformer.interop.transformers import export_transformers
     from keras_transformer.interop.vocabularies import tokenizer_notes
 
-    base = pathlib.Path(_EXPORT_DIR.value)
+    base, is_ctranslate2 = pathlib.Path(_EXPORT_DIR.value), _FORMAT.value == "ctranslate2"
+    toolkit: Literal["CTranslate2", "transformers"] = (
+        "CTranslate2" if is_ctranslate2 else "transformers"
+    )
     models = common.load_translator(checkpoints)
-    if _FORMAT.value == "ctranslate2":
-        path = base / str(choose_version(base, _VERSION.value, "CTranslate2"))
+    path = base / str(choose_version(base, _VERSION.value, toolkit))
+    if is_ctranslate2:
         export_ctranslate2(*models, path, quantization=_QUANTIZATION.value)
     else:
-        path = base / str(choose_version(base, _VERSION.value, "transformers"))
         export_transformers(*models, path)
     for note in tokenizer_notes(models[1]):
         print(note)
     return path
-
-
-def _xla_lengths() -> tuple[int, ...]:
-    try:
-        return tuple(map(int, _XLA_LENGTHS.value or []))
-    except ValueError as error:
-        raise InputError("--xla_lengths must be numbers, such as 16,32") from error

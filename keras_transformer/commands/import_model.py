@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from keras_transformer.commands import command_flags, common
+from keras_transformer.config.search import SearchConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -44,18 +45,13 @@ _FORMAT = flags.DEFINE_enum(
     ["transformers", "marian", "fairseq", "opennmt_tf", "ctranslate2"],
     "Toolkit of the model. Default: detected from the files.",
 )
-_SOURCE_VOCABULARY = command_flags.define_path(
-    "source_vocabulary", "Vocabulary of the source, if it is not beside the model."
-)
-_TARGET_VOCABULARY = command_flags.define_path(
-    "target_vocabulary", "Vocabulary of the target, if it is not beside the model."
-)
-_SOURCE_SPM = command_flags.define_path(
-    "source_spm", "SentencePiece model of the source, if it is not beside the model."
-)
-_TARGET_SPM = command_flags.define_path(
-    "target_spm", "SentencePiece model of the target, if it is not beside the model."
-)
+for _side in ("source", "target"):
+    command_flags.define_path(
+        f"{_side}_vocabulary", f"Vocabulary of the {_side}, if it is not beside the model."
+    )
+    command_flags.define_path(
+        f"{_side}_spm", f"SentencePiece model of the {_side}, if it is not beside the model."
+    )
 _NUM_HEADS = flags.DEFINE_integer(
     "num_heads",
     None,
@@ -69,8 +65,7 @@ def main(arguments: list[str]) -> None:
     run_dir = pathlib.Path(_RUN_DIR.value)
     if run_dir.exists():
         raise InputError(f"{run_dir} exists already; give a --run_dir that does not")
-    vocabularies = _pair("vocabulary", _SOURCE_VOCABULARY.value, _TARGET_VOCABULARY.value)
-    spms = _pair("spm", _SOURCE_SPM.value, _TARGET_SPM.value)
+    vocabularies, spms = map(_pair_of_files, ("vocabulary", "spm"))
     common.load_tensorflow()
     from keras_transformer.interop import import_run, read_model
     from keras_transformer.interop.foreign import ImportOptions
@@ -90,23 +85,26 @@ def main(arguments: list[str]) -> None:
     print(f"The run is in {run.path}: fine-tune, translate, evaluate or export it.")
 
 
-def _pair(name: str, source: str | None, target: str | None) -> tuple[pathlib.Path, ...]:
+def _pair_of_files(name: str) -> tuple[pathlib.Path, ...]:
+    source, target = (flags.FLAGS[f"{side}_{name}"].value for side in ("source", "target"))
     if (source is None) != (target is None):
         raise InputError(f"--source_{name} and --target_{name} go together; one of them is missing")
     return tuple(pathlib.Path(path) for path in (source, target) if path is not None)
 
 
 def _summarize(model: "ForeignModel") -> None:
-    """Prints the settings of the model and the notes of its reader."""
-    config = model.config
-    values = config.to_dict()
-    defaults = {field.name: field.default for field in dataclasses.fields(config)}
-    options = {name: value for name, value in values.items() if value != defaults.get(name)}
+    """Prints the settings that are not the defaults, and the notes of the model's reader."""
     source, target = (vocabulary.size for vocabulary in model.vocabularies)
     print(
         f"A model of {model.origin['format']} with {source:,} source and {target:,} target tokens."
     )
-    for label, settings in (("Model", options), ("Search", model.search)):
-        print(f"{label}: {', '.join(f'{name} {value}' for name, value in settings.items())}")
+    for label, config in (("Model", model.config), ("Search", SearchConfig(**model.search))):
+        defaults = {field.name: field.default for field in dataclasses.fields(config)}
+        options = {
+            name: value
+            for name, value in config.to_dict().items()
+            if getattr(config, name) != defaults.get(name)
+        }
+        print(f"{label}: {', '.join(f'{name} {value}' for name, value in options.items())}")
     for note in model.notes:
         print(note)

@@ -11,8 +11,8 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TextIO, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TextIO
 
 from keras_transformer.client import ServingError
 from keras_transformer.commands.common import LineRemarks
@@ -22,8 +22,7 @@ from keras_transformer.files import iterate_lines, replace_control_characters, t
 from keras_transformer.outputs import DetailedTranslation
 from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.sentences import SentenceTranslator
-
-Postprocess: TypeAlias = Callable[[Sequence[str], Sequence[str]], list[str]]
+from keras_transformer.tasks import Task
 
 _LINES_AT_ONCE = 10_000  # sorted by length together
 _READ_BYTES = 1 << 20
@@ -78,61 +77,21 @@ class Job(JsonConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        unused = {
+        excluded = {
             "references": ["scores", "prefixes"],
             "details": ["references", "scores", "alignments", "split_sentences"],
             "split_sentences": ["references", "scores", "alignments", "prefixes"],
         }
-        for name, others in unused.items():
+        for name, others in excluded.items():
             for other in others:
                 if getattr(self, name) and getattr(self, other):
-                    raise InputError(
-                        f"--{other} cannot be combined with --{name}; remove one of them"
-                    )
+                    raise InputError(f"--{other} cannot be combined with --{name}")
         if self.split_sentences:
             SplitParagraphs([], self.split_sentences)  # reports a wrong language now
 
 
-def read_groups(files: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the lines of files, or of standard input, in groups that are answered together."""
-    if not files:
-        yield from _standard_input()
-        return
-    lines = itertools.chain.from_iterable(map(iterate_lines, files))
-    while group := list(itertools.islice(lines, _LINES_AT_ONCE)):
-        yield group
-
-
-def _standard_input() -> Iterator[list[str]]:
-    """Yields the lines of standard input as they arrive: a program may wait for the answers."""
-    if sys.stdin.isatty():
-        print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
-    number, rest = 0, b""
-    while read := os.read(sys.stdin.fileno(), _READ_BYTES):
-        *lines, rest = (rest + read).split(b"\n")
-        if lines:
-            yield [_decode(line, number) for number, line in enumerate(lines, number + 1)]
-            number += len(lines)
-    if rest:
-        yield [_decode(rest, number + 1)]
-
-
-def _decode(line: bytes, number: int) -> str:
-    try:
-        return line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"standard input, line {number} is not UTF-8: {error.reason}; convert it first"
-        ) from error
-
-
 def answer_lines(
-    job: Job,
-    model: SentenceTranslator,
-    files: Sequence[str],
-    search: dict[str, Any],
-    postprocess: Postprocess = lambda outputs, sources: list(outputs),
-    target_text: Callable[[str], str] = str,
+    job: Job, model: SentenceTranslator, files: Sequence[str], search: dict[str, Any], task: Task
 ) -> None:
     """Writes the translations of all lines, or the scores of references, in the lines' order.
 
@@ -143,22 +102,56 @@ def answer_lines(
         model: translates, scores and aligns.
         files: the input; none for standard input.
         search: search options for all sentences.
-        postprocess: what is done to translations before they are written, see `Task.postprocess`.
-        target_text: what is done to references before they are scored, see `Task.target_text`.
+        task: completes translations, and makes of references what the model has learned.
 
     Raises:
         InputError: the input is wrong, or the model rejects some lines.
     """
-    answers = _Answers(job, model, search, postprocess, target_text, LineRemarks())
+    answers = _Answers(job, model, search, task, LineRemarks())
     first = 1
     with _open_output(job.output) as stream:
         for lines, partners in _with_partners(read_groups(files), job.references or job.prefixes):
-            rows = answers.rows(lines, partners, first)
-            for row in rows:
+            for row in answers.rows(lines, partners, first):
                 stream.write("\t".join(map(replace_control_characters, row)) + "\n")
             stream.flush()
             first += len(lines)
     answers.remarks.report()
+
+
+def read_groups(files: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the lines of files, or of standard input, in groups that are answered together."""
+    if files:
+        lines = itertools.chain.from_iterable(map(iterate_lines, files))
+        while group := list(itertools.islice(lines, _LINES_AT_ONCE)):
+            yield group
+    else:
+        yield from _standard_input()
+
+
+def _standard_input() -> Iterator[list[str]]:
+    """Yields the lines of standard input as they arrive: a program may wait for the answers."""
+    if sys.stdin.isatty():
+        print("Type sentences, one a line; Ctrl-D ends.", file=sys.stderr)
+    number, rest, is_open = 1, b"", True
+    while is_open:
+        read = os.read(sys.stdin.fileno(), _READ_BYTES)
+        is_open = bool(read)
+        *lines, rest = (rest + read).split(b"\n")
+        if rest and not is_open:
+            lines.append(rest)
+        text = b"\n".join(lines)
+        try:
+            group = [line.removesuffix("\r") for line in text.decode("utf-8").split("\n")]
+        except UnicodeDecodeError as error:
+            line = number + text.count(b"\n", 0, error.start)
+            raise InputError(
+                f"standard input, line {line} is not UTF-8: {error.reason}; convert it first"
+            ) from error
+        if lines:
+            if number == 1:
+                group[0] = group[0].removeprefix("\ufeff")
+            yield group
+        number += len(lines)
 
 
 @contextlib.contextmanager
@@ -195,40 +188,34 @@ class _Answers:
     job: Job
     model: SentenceTranslator
     search: dict[str, Any]
-    postprocess: Postprocess
-    target_text: Callable[[str], str]
+    task: Task
     remarks: LineRemarks
 
     def rows(self, lines: list[str], partners: list[str], first: int) -> list[list[str]]:
         """Returns the columns of each row of output; `first` is the number of the first line."""
-        # The number of the line of each sentence that the model gets.
-        numbers: Sequence[int] = range(first, first + len(lines))
+        split = None
+        sentences, numbers = lines, list(range(first, first + len(lines)))  # lines of sentences
+        if self.job.split_sentences:
+            split = SplitParagraphs(lines, self.job.split_sentences)
+            sentences, numbers = split.sentences, [numbers[row] for row in split.rows]
+        options: dict[str, Any] = {**self.search, "details": self.job.details}
+        if self.job.prefixes is not None:
+            options["prefix"] = partners
         try:
-            if self.job.references is not None:
-                with self.remarks.collected(numbers):
-                    return self._score(lines, list(map(self.target_text, partners)), numbers)
-            if self.job.split_sentences:
-                split = SplitParagraphs(lines, self.job.split_sentences)
-                numbers = [first + row for row in split.rows]
-                with self.remarks.collected(numbers):
-                    results = self._translate(split.sentences, [])
-                texts = split.join(list(map(str, results)))
-                # A tab is a space between sentences.
-                return [text.split("\t") for text in self.postprocess(texts, lines)]
             with self.remarks.collected(numbers):
-                return self._write(lines, self._translate(lines, partners), numbers)
+                if self.job.references is not None:
+                    return self._score(lines, list(map(self.task.target_text, partners)), numbers)
+                results: list[Any] = self.model.translate(sentences, **options)
+                if split is None:
+                    return self._write(lines, results, numbers)
         except ServingError as error:
             if not error.rows:
                 raise
             wrong = sorted({numbers[row] for row in error.rows})
             shown = ", ".join(map(str, wrong[:3])) + ", ..." * (len(wrong) > 3)
             raise InputError(f"line {shown}: {error}") from error
-
-    def _translate(self, sentences: list[str], prefixes: list[str]) -> list[Any]:
-        options: dict[str, Any] = {**self.search, "details": self.job.details}
-        if self.job.prefixes is not None:
-            options["prefix"] = prefixes
-        return self.model.translate(sentences, **options)
+        texts = self.task.postprocess(split.join(list(map(str, results))), lines)
+        return [text.split("\t") for text in texts]  # tabs of the paragraph are kept
 
     def _score(
         self, sentences: list[str], references: list[str], numbers: Sequence[int]
@@ -259,7 +246,7 @@ class _Answers:
                     rows.append([self._in_json(number, sentence, translation)])
                     continue
                 scores = [str(number), f"{translation.score:.4f}"] if has_scores else []
-                rows.append([*scores, *self.postprocess([translation.text], [sentence])])
+                rows.append([*scores, *self.task.postprocess([translation.text], [sentence])])
                 if pairs is not None and translation is best:
                     rows[-1].append(self._in_written_words(pairs, sentence, best.text))
         return rows
@@ -273,17 +260,18 @@ class _Answers:
         """
         words, written = translation.split(), []
         for source, target in pairs:
-            (so_far,) = self.postprocess([" ".join(words[: target + 1])], [sentence])
+            (so_far,) = self.task.postprocess([" ".join(words[: target + 1])], [sentence])
             written.append(f"{source}-{max(len(so_far.split()) - 1, 0)}")
         return " ".join(dict.fromkeys(written))
 
     def _in_json(self, number: int, sentence: str, translation: DetailedTranslation) -> str:
         """Returns a translation with its details, but for the attention, for a line of output."""
-        pairs = (translation.alignment, sentence, translation.text)
         values: dict[str, Any] = {"line": number} | vars(translation)
-        (values["text"],) = self.postprocess([translation.text], [sentence])
+        (values["text"],) = self.task.postprocess([translation.text], [sentence])
         values["score"] = round(translation.score, 4)
         values["token_scores"] = [round(score, 4) for score in translation.token_scores]
-        values["alignment"] = self._in_written_words(*pairs)
+        values["alignment"] = self._in_written_words(
+            translation.alignment, sentence, translation.text
+        )
         del values["attention"], values["alternatives"]
         return json.dumps(values, ensure_ascii=False)

@@ -8,7 +8,6 @@ import contextlib
 import difflib
 import importlib.util
 import io
-import itertools
 import os
 import pathlib
 import sys
@@ -30,7 +29,6 @@ COMMANDS = {
     "serve_client": "translate with a model server",
     "import_model": "make a run of a model that another toolkit trained",
     "average_checkpoints": "average the weights of a run's checkpoints",
-    "learn_vocabulary": "learn a SentencePiece vocabulary from text files",
     "explore": "show what the heads of a model attend to",
 }
 _WITHOUT_ONE_DNN = ("compare", "evaluate", "explore", "translate")  # see `load_tensorflow`
@@ -82,42 +80,32 @@ def run_command(name: str, argv: list[str], example: str) -> None:
         argv: how errors name the program, then its arguments.
         example: how the help text writes "keras-transformer NAME".
     """
-    with _errors_in_one_line(argv[0]):
-        _import_user_module(argv, one_dnn=name not in _WITHOUT_ONE_DNN)
-    module = importlib.import_module(f"keras_transformer.commands.{name}")
-    flags.DEFINE_flag(
-        flags.Flag(
-            flags.ArgumentParser(),
-            None,
-            "user_module",
-            None,
-            "Python file that registers your own architectures or tasks; each command on their "
-            "runs needs it.",
-        ),
-        module_name=module.__name__,
+    user_module = flags.FlagValues()
+    user_module.set_gnu_getopt()
+    flags.DEFINE_string(
+        "user_module",
+        None,
+        "Python file that registers your own architectures or tasks; each command on their runs "
+        "needs it.",
+        flag_values=user_module,
     )
+    with contextlib.suppress(flags.Error, UnicodeDecodeError):  # reported with the other flags
+        user_module(argv, known_only=True)
+    if (path := user_module["user_module"].value) is not None:
+        with _errors_in_one_line(argv[0]):
+            _import_user_module(local_path(path), one_dnn=name not in _WITHOUT_ONE_DNN)
+    module = importlib.import_module(f"keras_transformer.commands.{name}")
+    flags.DEFINE_flag(user_module["user_module"], module_name=module.__name__)
     run(module.main, argv, (module.__doc__ or "").replace(f"keras-transformer {name}", example))
 
 
-def _import_user_module(argv: list[str], one_dnn: bool) -> None:
-    """Imports the file of --user_module, whose tasks and architectures have flags too.
+def _import_user_module(path: pathlib.Path, one_dnn: bool) -> None:
+    """Imports the file of --user_module, before the flags of its tasks and architectures are made.
 
     It may import TensorFlow, which is set up first.
     """
-    try:
-        arguments = flags.FLAGS.read_flags_from_files(argv[1:])
-    except (flags.Error, UnicodeDecodeError):
-        return  # reported when the flags are parsed
-    paths = []
-    for argument, following in itertools.pairwise([*arguments, ""]):
-        name, has_value, value = argument.partition("=")
-        if name in ("--user_module", "-user_module"):
-            paths.append(value if has_value else following)
-    if not paths:
-        return
     from keras_transformer.commands.common import load_tensorflow
 
-    path = local_path(paths[-1])
     if path.suffix != ".py" or not path.is_file():
         raise InputError(f"--user_module={path} must be a Python file; there is none")
     load_tensorflow(one_dnn=one_dnn)
@@ -131,24 +119,22 @@ def _import_user_module(argv: list[str], one_dnn: bool) -> None:
         spec.loader.exec_module(module)
 
 
-def run(
-    main: Callable[[list[str]], None], argv: list[str] | None = None, description: str | None = None
-) -> None:
+def run(main: Callable[[list[str]], None], argv: list[str], description: str) -> None:
     """Parses the command line and runs a command's `main` with its positional arguments.
 
     Args:
         main: of a module that has defined its flags.
-        argv: the program's name and its arguments; None means those of this process.
-        description: what --help shows before the flags; None means the docstring of that module.
+        argv: the program's name and its arguments.
+        description: what --help shows before the flags.
     """
-    name, *arguments = [os.path.basename(sys.argv[0]), *sys.argv[1:]] if argv is None else argv
+    name, *arguments = argv
     with _errors_in_one_line(name):
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # whatever the locale
         if not {"-h", "--help"}.isdisjoint(arguments):
-            print(f"{description or main.__globals__['__doc__']}\n\n{flags_help(main.__module__)}")
+            print(f"{description}\n\n{flags_help(main.__module__)}")
         else:
-            main(parse_flags([name, *arguments]))
+            main(parse_flags(argv))
         sys.stdout.flush()
 
 

@@ -17,6 +17,7 @@ from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
+from keras_transformer.tasks import TranslationTask
 
 _SERVER = flags.DEFINE_string(
     "server",
@@ -87,7 +88,7 @@ def main(arguments: list[str]) -> None:
         client_key=_CLIENT_KEY.value,
         headers=headers,
     ) as client:
-        line_io.answer_lines(job, client, arguments, search)
+        line_io.answer_lines(job, client, arguments, search, TranslationTask())
 
 
 def _read_headers(path: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ other difference is an error that shows both values. The value none unsets an op
 --stop_metric=none. Numbers such as 5.4 in the help are sections of Vaswani et al. 2017.
 """
 
+import functools
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from keras_transformer.config import (
 from keras_transformer.errors import InputError
 from keras_transformer.files import local_path
 from keras_transformer.host import keep_programs
-from keras_transformer.tasks import get_task, registered_tasks
+from keras_transformer.tasks import registered_tasks
 from keras_transformer.training import settings
 
 if TYPE_CHECKING:
@@ -87,18 +88,12 @@ flags.DEFINE_enum(
 )
 
 
-def _define_model_flags() -> None:
-    """Defines a flag for each field that a model of any architecture has."""
-    # The help of a field that several have shows the defaults of the first one's presets.
-    default = settings.DEFAULT_PRESET
-    for config in sorted(
-        architectures().values(), key=lambda config: default not in config.presets()
-    ):
-        names = {name for name in config.__dataclass_fields__ if "vocabulary_size" not in name}
-        command_flags.define_flags(config, names - set(flags.FLAGS), config.presets())
-
-
-_define_model_flags()
+# The help of a field that several architectures have shows the defaults of the first one's presets.
+for _config in sorted(
+    architectures().values(), key=lambda config: settings.DEFAULT_PRESET not in config.presets()
+):
+    _names = {name for name in _config.__dataclass_fields__ if "vocabulary_size" not in name}
+    command_flags.define_flags(_config, _names - set(flags.FLAGS), _config.presets())
 command_flags.define_flags(DataConfig)
 command_flags.define_task_options()
 command_flags.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
@@ -106,11 +101,16 @@ command_flags.define_flags(TrainingConfig, presets=TRAINING_PRESETS)
 
 def main(arguments: list[str]) -> None:
     common.reject_arguments(arguments)
-    options = _given_settings()
+    known = sorted(settings.option_names() & set(flags.FLAGS))
+    options = {name: flags.FLAGS[name].value for name in known if flags.FLAGS[name].present}
     is_new = not (local_path(_RUN_DIR.value) / "config.json").is_file()
     if is_new and _START_FROM.value is None:
+        if not settings.names_data(options):  # perhaps a run was meant that is elsewhere
+            raise InputError(
+                f"{_RUN_DIR.value} has no run yet, and no data is named for one; give "
+                "--train_source and --train_target, --train_file or --dataset, or another --run_dir"
+            )
         settings.new_configs(options)  # reports wrong settings before TensorFlow is loaded
-        _check_data(options)
     if _COMPILE_CACHE.value != "":
         keep_programs(_COMPILE_CACHE.value)
     keeps_memory = common.load_tensorflow()
@@ -122,30 +122,26 @@ def main(arguments: list[str]) -> None:
     run = RunDirectory(_RUN_DIR.value)
     configs = _find_configs(run, options)
     devs = _read_texts(configs)
-    corpus = prepare_run(
-        run,
-        configs,
-        strategy=strategy,
-        cache_dir=_CACHE_DIR.value,
-        say=_say,
-    )
+    say = functools.partial(print, flush=True)
+    corpus = prepare_run(run, configs, strategy=strategy, cache_dir=_CACHE_DIR.value, say=say)
     if run.is_finished():
         print(f"Nothing to do: {_end_of(run)}.")
         return
-    is_bfloat16 = run.configs().training.precision == "mixed_bfloat16"
-    if is_bfloat16 and distribution.auto_precision() != "mixed_bfloat16":
-        print("This machine trains slower in bfloat16 than in float32; --precision=auto chooses.")
     steps = run.checkpoints().steps()
     devices = distribution.describe_devices(strategy)
-    _say(
+    say(
         f"Training on {devices}{', freed memory kept,' * keeps_memory} with "
         f"{len(corpus):,} pairs, from step {steps[-1] if steps else 0:,} on ..."
     )
     jit_compile: Any = {"true": True, "false": False}.get(str(_JIT_COMPILE.value), "auto")
-    tensorboard = bool(_TENSORBOARD.value)
     try:
         trainer.train(
-            run, corpus, devs, strategy=strategy, jit_compile=jit_compile, tensorboard=tensorboard
+            run,
+            corpus,
+            devs,
+            strategy=strategy,
+            jit_compile=jit_compile,
+            tensorboard=bool(_TENSORBOARD.value),
         )
     except trainer.Stopped as stopped:
         report = (
@@ -172,26 +168,6 @@ def _end_of(run: "RunDirectory") -> str:
             f"{training.train_steps:,}; raise --stop_patience to train on"
         )
     return f"the run has reached its last step, {step:,}; raise --train_steps to train on"
-
-
-def _given_settings() -> dict[str, Any]:
-    """Returns the flags that are given and are settings of a run, by name."""
-    known = settings.option_names() & set(flags.FLAGS)
-    return {name: flags.FLAGS[name].value for name in sorted(known) if flags.FLAGS[name].present}
-
-
-def _check_data(options: dict[str, Any]) -> None:
-    """Says what a new run trains on if a task is named and no data."""
-    if settings.names_data(options):
-        return
-    built_in = get_task(flags.FLAGS.task).built_in_data
-    if "task" not in options:  # perhaps a run was meant that is elsewhere
-        raise InputError(
-            f"{_RUN_DIR.value} has no run yet, and no data is named for one; give --train_source "
-            f"and --train_target, --train_file or --dataset ({built_in['dataset']} is built in), "
-            "or the --run_dir of a run"
-        )
-    _say(f"No data is named: training on the built-in {built_in['dataset']}.")
 
 
 def _find_configs(run: "RunDirectory", options: dict[str, Any]) -> "RunConfigs":
@@ -223,14 +199,8 @@ def _read_texts(configs: "RunConfigs") -> "list[ParallelText]":
     devs = read_validation_texts(configs.required_data, configs.task)
     check_validation(configs.training, devs[0] if devs else None)
     if not devs:
-        is_pairs = configs.required_data.train_source is not None
-        form = "--dev_source and --dev_target" if is_pairs else "--dev_file"
-        print(f"There is no dev set; name one with {form}.")
+        print("There is no dev set; name one with --dev_source and --dev_target, or --dev_file.")
     # Those of a run that is resumed may be gone.
     if (flags.FLAGS.test_source, flags.FLAGS.test_file) != (None, None):
         read_test_text(configs.required_data, task=configs.task)
     return devs
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from keras_transformer.commands import command_flags, common, line_io
-from keras_transformer.config import SearchConfig, check_options
+from keras_transformer.config import SearchConfig
 from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.errors import InputError
 from keras_transformer.serving.model_folder import check_version, read_model_card
@@ -22,12 +22,10 @@ from keras_transformer.tasks import Task
 if TYPE_CHECKING:
     from keras_transformer.inference import Translator
 
-_RUN_DIR = command_flags.define_run_dirs_flag()
-_MODEL = command_flags.define_model_flag()
+command_flags.define_model_flags()
 _SAVED_MODEL = command_flags.define_path(
     "saved_model", "Exported version to translate with, instead of --run_dir."
 )
-_CHECKPOINT = command_flags.define_checkpoint_flag()
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences translated at once.", lower_bound=1)
 command_flags.define_flags(line_io.Job)
 _REMOVE_BPE = flags.DEFINE_boolean(
@@ -39,17 +37,12 @@ command_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
-    models = [_RUN_DIR.value, _MODEL.value, _SAVED_MODEL.value]
-    if models.count(None) != 2:
-        raise InputError("give --run_dir, --model or --saved_model, one of the three")
+    command_flags.check_one_of("run_dir", "model", "saved_model")
     job = line_io.Job(**command_flags.given_flags(line_io.Job))
-    search = command_flags.given_flags(SearchConfig)
-    check_options(search)  # reports a wrong value before loading
+    search = command_flags.given_search()
     common.check_output(job.output, [job.references, job.prefixes, *arguments])
     model: Translator
     if _SAVED_MODEL.value is None:
-        if _MODEL.value is not None:
-            command_flags.reject_given(["checkpoint"], "cannot be combined with --model")
         model, task = _load_run(search)
         search = {}  # the translator has them
     else:
@@ -62,7 +55,7 @@ def main(arguments: list[str]) -> None:
             "remove it"
         )
     model.batch_size = _BATCH_SIZE.value
-    line_io.answer_lines(job, model, arguments, search, task.postprocess, task.target_text)
+    line_io.answer_lines(job, model, arguments, search, task)
 
 
 def _load_run(search: dict[str, Any]) -> "tuple[Translator, Task]":
@@ -70,8 +63,7 @@ def _load_run(search: dict[str, Any]) -> "tuple[Translator, Task]":
     common.load_tensorflow(one_dnn=False)
     from keras_transformer.inference import Translator
 
-    with common.runs_to_read(_RUN_DIR.value, _MODEL.value) as run_dirs:
-        checkpoints = common.find_checkpoints(run_dirs, _CHECKPOINT.value)
+    with common.find_checkpoints() as checkpoints:
         configs = checkpoints[0][0].configs()
         models = common.load_translator(checkpoints)
     return Translator(*models, configs.search_config(search), task=configs.task), configs.task
@@ -81,9 +73,8 @@ def _load_export(version: pathlib.Path, search: dict[str, Any]) -> "tuple[Transl
     """Returns the translator of --saved_model, and its task."""
     check_version(version)
     card = read_model_card(version)
-    reason = f"was fixed when {version} was exported"
     fixed = [name for name in search if name not in REQUEST_OPTIONS]
-    command_flags.reject_given(["checkpoint", *fixed], reason)
+    command_flags.reject_given(fixed, f"was fixed when {version} was exported")
     common.load_tensorflow(one_dnn=card["precision"]["computation"] == "bfloat16")
     from keras_transformer.serving.export import load_exported
 

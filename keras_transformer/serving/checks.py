@@ -203,7 +203,7 @@ def _answer_both_ways(
     except subprocess.TimeoutExpired as error:
         raise InputError(
             f"a fresh process did not answer the export's warm-up requests within {timeout:g} "
-            "seconds; allow more (--check_timeout), or give fewer or shorter sentences"
+            "seconds; give fewer or shorter sentences"
         ) from error
     except tf.errors.OpError as error:
         raise InputError(

@@ -6,13 +6,12 @@ dictionary gives.
 
 import dataclasses
 import hashlib
-import itertools
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import DataConfig, option
+from keras_transformer.config import DataConfig, option, split_list
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.files import PairFile, Path, iterate_lines
 from keras_transformer.tasks.task import Metric, Task, register_task
@@ -61,10 +60,11 @@ class PronunciationTask(Task):
     }
 
     def check_data(self, data: DataConfig) -> None:
-        if data.train_source and not self._has_dev_set(data):
+        dictionaries = split_list(data.train_file)
+        if not self._has_dev_set(data) and (data.train_source or len(dictionaries) > 1):
             raise InputError(
-                "only dictionaries can hold words out as a dev set: give --dev_file, or "
-                "--train_file instead of --train_source and --train_target"
+                "only one dictionary, a --train_file, can hold words out as a dev set; give "
+                "--dev_file"
             )
 
     def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
@@ -75,15 +75,11 @@ class PronunciationTask(Task):
         share = self.held_out
         parts = {"train": (2 * share, 1.0), "validation": (0.0, share), "test": (share, 2 * share)}
         check_choice("split", split, tuple(parts))
-        dictionaries = [
+        return [
             dataclasses.replace(dictionary, part=parts[split])
             for dictionary in super().pair_sources(data, "train")
             if isinstance(dictionary, PronunciationDictionary)
         ]
-        if split == "train":
-            return [*dictionaries]
-        # One dev set and one test set of all: a small dictionary may hold no word out.
-        return [_JoinedDictionaries(tuple(dictionaries))]
 
     @staticmethod
     def _has_dev_set(data: DataConfig) -> bool:
@@ -111,7 +107,9 @@ class PronunciationTask(Task):
         these references. A source that occurs several times is one word with several references.
         """
         answers = dict(zip(sources, outputs, strict=True))
-        variants = self._variants(references, sources)
+        variants: dict[str, list[str]] = {}
+        for word, reference in zip(sources, references, strict=True):
+            variants.setdefault(word, []).append(reference)
         nearest = [self._compare(answers[word], variants[word]) for word in variants]
         edits, phones = zip(*nearest, strict=True)
         return {
@@ -119,26 +117,6 @@ class PronunciationTask(Task):
             "per": 100 * sum(edits) / sum(phones) if any(phones) else None,
             "words": len(variants),
         }
-
-    def evaluate_each(
-        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """Returns each answer's edits and phones, counted as in `evaluate`."""
-        variants = self._variants(references, sources)
-        rows = []
-        for output, reference, word in zip(outputs, references, sources, strict=True):
-            edits, phones = self._compare(output, variants[word])
-            row = {"exact_match": int(not edits), "edits": edits, "phones": phones}
-            rows.append(row | {"output": output, "reference": reference})
-        return rows
-
-    @staticmethod
-    def _variants(references: Sequence[str], sources: Sequence[str]) -> dict[str, list[str]]:
-        """Returns the references of each word."""
-        variants: dict[str, list[str]] = {}
-        for word, reference in zip(sources, references, strict=True):
-            variants.setdefault(word, []).append(reference)
-        return variants
 
     def _compare(self, answer: str, references: Sequence[str]) -> tuple[int, int]:
         """Returns the fewest edits between an answer and a reference, and this reference's phones.
@@ -217,26 +195,6 @@ class PronunciationDictionary(PairFile):
             word, text = [*line.split(maxsplit=1), ""][:2]
             text = f" {text}".partition(" #")[0]
         return _VARIANT_NUMBER.sub("", word.strip()), normalize_phones(text, self.keep_stress)
-
-
-@dataclasses.dataclass(frozen=True)
-class _JoinedDictionaries:
-    """The words of several dictionaries, one after the other."""
-
-    dictionaries: tuple[PronunciationDictionary, ...]
-
-    def __str__(self) -> str:
-        return ", ".join(map(str, self.dictionaries))
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {
-            "kind": "joined",
-            "sources": [dictionary.identity for dictionary in self.dictionaries],
-        }
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return itertools.chain.from_iterable(self.dictionaries)
 
 
 def normalize_phones(text: str, keep_stress: bool) -> str:

@@ -2,9 +2,10 @@
 
 import abc
 import dataclasses
-import functools
 import hashlib
 import math
+import pathlib
+import sys
 import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from keras_transformer.config import DataConfig, JsonConfig, SearchConfig, split
 from keras_transformer.config.registry import add_class, find_class
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.files import Path, read_lines, replace_control_characters
+from keras_transformer.version import __version__
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
     from keras_transformer.data import PairSource
@@ -87,7 +89,6 @@ class Task(JsonConfig, abc.ABC):
         default_data: fields of `DataConfig` whose defaults differ.
         default_model, default_training: fields of `ModelConfig` and `TrainingConfig` that differ
             from the default preset, unless a preset is named.
-        built_in_data: fields of `DataConfig` for a run without data: small, and no download.
 
     Example:
         A module with this class works with `train --user_module=reversal.py --task=reversal`,
@@ -116,7 +117,6 @@ class Task(JsonConfig, abc.ABC):
     default_data: ClassVar[Mapping[str, Any]] = {}
     default_model: ClassVar[Mapping[str, Any]] = {}
     default_training: ClassVar[Mapping[str, Any]] = {}
-    built_in_data: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def pick(cls, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,11 +178,10 @@ class Task(JsonConfig, abc.ABC):
         Args:
             data: names files and data sets.
         """
-        is_changed = type(self).target_text is not Task.target_text
-        return [
-            _LearnedPairs(pairs, self) if is_changed or not _is_of_package(pairs) else pairs
-            for pairs in self.pair_sources(data, "train")
-        ]
+        sources = self.pair_sources(data, "train")
+        if type(self).target_text is Task.target_text and not _own_code(type(self)):
+            return sources
+        return [_LearnedPairs(pairs, self) for pairs in sources]
 
     def read_file(self, path: Path) -> "PairSource":
         """Returns the pairs of a file with both sides; by default source, tab, target."""
@@ -280,19 +279,6 @@ class Task(JsonConfig, abc.ABC):
             undefined for these answers is None.
         """
 
-    def evaluate_each(
-        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """Returns numbers and text of each answer by name, the same names for all."""
-        return [
-            {
-                "exact_match": int(written(output) == written(reference)),
-                "output": output,
-                "reference": reference,
-            }
-            for output, reference in zip(outputs, references, strict=True)
-        ]
-
     def compare(
         self,
         systems: Mapping[str, Sequence[str]],
@@ -387,9 +373,8 @@ def share_equal(outputs: Sequence[str], references: Sequence[str]) -> float:
 class _LearnedPairs:
     """Pairs of a source text and the text that a model learns to generate for it.
 
-    Their identity has a digest of the text itself, since it follows from code that may change: the
-    task's `target_text`, or a reader of another package. To make it takes one pass over the text,
-    for a million parse trees a minute.
+    They follow from code: their identity has the options of the task, the version of this package,
+    and a digest of the file that defines a task outside of it.
     """
 
     pairs: "PairSource"
@@ -400,28 +385,21 @@ class _LearnedPairs:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """That of the pairs, the task, and the digest."""
-        identity = self.pairs.identity  # first: it raises for a pipe, which the digest would read
-        task = {"name": self.task.name} | self.task.to_dict()
-        return identity | {"task": task, "targets": self._digest}
-
-    @functools.cached_property
-    def _digest(self) -> str:
-        digest = hashlib.sha256()
-        for source, target in self:
-            texts = (target,) if _is_of_package(self.pairs) else (source, target)
-            for text in texts:
-                digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
-        return digest.hexdigest()[:16]
+        task = {"name": self.task.name, "version": __version__, "code": _own_code(type(self.task))}
+        return self.pairs.identity | {"task": task | self.task.to_dict()}
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for source, reference in self.pairs:
             yield source, self.task.target_text(reference)
 
 
-def _is_of_package(pairs: "PairSource") -> bool:
-    """Whether the package reads the pairs, so that their identity covers their text."""
-    return type(pairs).__module__.startswith(f"{__package__.partition('.')[0]}.")
+def _own_code(task: type[Task]) -> str:
+    """Returns a digest of the file that defines a task; empty for tasks of this package."""
+    if task.__module__.startswith(f"{__package__.partition('.')[0]}."):
+        return ""
+    path = getattr(sys.modules.get(task.__module__), "__file__", None)
+    content = pathlib.Path(path).read_bytes() if path else task.__qualname__.encode()
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 AnyTask = TypeVar("AnyTask", bound=type[Task])

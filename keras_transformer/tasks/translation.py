@@ -33,7 +33,6 @@ class TranslationTask(Task):
 
     name = "translation"
     metric = Metric("bleu", "BLEU")
-    built_in_data = {"dataset": "number_names/en-de", "vocabulary_size": 200}  # noqa: RUF012
 
     def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
         """Returns the outputs, with their pieces joined if `remove_bpe`."""
@@ -53,11 +52,6 @@ class TranslationTask(Task):
                 "BLEU does not compare with others'; detokenize them, or give --bleu_tokenize=none",
                 stacklevel=2,
             )
-
-    def evaluate_each(
-        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        return super().evaluate_each(outputs, self.postprocess(references, sources), sources)
 
     def evaluate(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]

@@ -94,7 +94,6 @@ class RunDirectory:
         Args:
             path: the directory, which holds no run yet.
             train, dev, test: files of source and target sentences, or a file with both sides.
-                Without any, and without the option "dataset", the task's built-in data is used.
             start_from: a run, a checkpoint of one, or a model of the package such as "en-de",
                 whose weights, vocabularies and model the new run begins with.
             **options: "preset", by default "tiny", "architecture", "task", and any field of the

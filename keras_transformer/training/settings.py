@@ -237,7 +237,7 @@ def _changed_task(task: Task, options: Options) -> Task:
 
 
 def _data(task: Task, options: Options, inherited: Options | None = None) -> DataConfig:
-    defaults = {**task.default_data, **({} if names_data(options) else task.built_in_data)}
+    defaults = task.default_data
     values = {**(inherited or {}), **_data_options(options)}
     unused = DataConfig.unused_fields({**defaults, **values})
     defaults = {name: value for name, value in defaults.items() if name not in unused}

@@ -11,11 +11,8 @@ def test_test_files_are_scored(evaluate):
     result = evaluate("--beam_size=2")
     assert (result.code, result.err) == (0, "")
     lines = dict(line.split(maxsplit=1) for line in result.out.splitlines())
-    assert lines["checkpoint"] == "average"
-    assert lines["sentences"] == "12"
-    assert "nrefs:1|case:mixed|" in lines["sacreBLEU"]
-    assert "|tok:13a|" in lines["sacreBLEU"]
-    assert "nrefs:1" in lines["chrF"]
+    assert (lines["checkpoint"], lines["sentences"]) == ("average", "12")
+    assert "nrefs:1|case:mixed|" in lines["sacreBLEU"] and "|tok:13a|" in lines["sacreBLEU"]
     assert lines["exact"].split() == ["match", "1.0000"]
 
 
@@ -38,10 +35,9 @@ def test_control_characters_and_long_lines(evaluate, monkeypatch, tmp_path):
     )
     answers = lambda self, sentences: [Translation("a\nb\tc", 0.0)] * len(sentences)  # noqa: E731
     monkeypatch.setattr(Translator, "translate", answers)
-    result = evaluate(f"--output={tmp_path}/out", f"--each={tmp_path}/each")
+    result = evaluate(f"--output={tmp_path}/out")
     assert result.code == 0, result.err
     assert (tmp_path / "out").read_text() == "a b c\n" * 12
-    assert (tmp_path / "each").read_text().count("\n") == 1 + 12
 
 
 def test_outputs_that_had_to_end_are_reported(evaluate, translate, texts):

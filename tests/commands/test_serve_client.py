@@ -45,29 +45,28 @@ def test_lines_of_input_are_translated_in_order(client, model, texts, tmp_path):
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_scores_have_line_numbers(client):
-    result = client("--scores", stdin=b"two\nthree\n")
-    assert result == (0, "1\t-3.0000\tTWO\n2\t-5.0000\tTHREE\n", "")
+_ODD = "a\nb\tc\rd\x85e"
+_CUT = "1 line (1): longer than the model reads (max_source_length); the end is not read\n"
 
 
-def test_lists_of_translations_have_line_numbers_and_one_line_each(client, model):
-    text = "a\nb\tc\rd\x85e"
-    model.versions[1] = lambda *_: {"translations": [[text, text]], "scores": [[-1.0, -2.0]]}
-    result = client(stdin=b"two\n")
-    assert result == (0, "1\t-1.0000\ta b c d e\n1\t-2.0000\ta b c d e\n", "")
-
-
-def test_empty_places_of_a_list_are_not_written(client, model):
-    model.versions[1] = lambda *_: {"translations": [["TWO", ""]], "scores": [[-1.0, -1e9]]}
-    assert client(stdin=b"two\n") == (0, "1\t-1.0000\tTWO\n", "")
-
-
-def test_truncated_lines_are_reported(client, model):
-    answer = {"translations": [["TWO"]], "scores": [[-1.0]], "source_cut": [True]}
-    model.versions[1] = lambda *_: answer
-    result = client(stdin=b"two\n")
-    assert (result.code, result.out) == (0, "TWO\n")
-    assert "longer than the model reads" in result.err and len(result.err.splitlines()) == 1
+@pytest.mark.parametrize(
+    ("arguments", "answer", "out", "err"),
+    [
+        (["--scores"], None, "1\t-3.0000\tTWO\n", ""),
+        (["--model_version=1"], None, "TWO\n", ""),
+        (["--label=canary"], None, "TWO\n", ""),
+        ([], {"translations": [[_ODD, _ODD]], "scores": [[-1.0, -2.0]]},
+         "1\t-1.0000\ta b c d e\n1\t-2.0000\ta b c d e\n", ""),
+        # An empty place of a list is not written.
+        ([], {"translations": [["TWO", ""]], "scores": [[-1.0, -1e9]]}, "1\t-1.0000\tTWO\n", ""),
+        ([], {"translations": [["TWO"]], "scores": [[-1.0]], "source_cut": [True]}, "TWO\n", _CUT),
+    ],
+)  # fmt: skip
+def test_forms_of_output(client, model, arguments, answer, out, err):
+    model.labels["canary"] = 1
+    if answer is not None:
+        model.versions[1] = lambda *_: answer
+    assert client(*arguments, stdin=b"two\n") == (0, out, err)
 
 
 def test_options_and_prefixes_are_sent(client, model, tmp_path):
@@ -110,12 +109,6 @@ def test_client_does_not_load_tensorflow(run, model, tmp_path, protocol):
         client = ("serve_client.py", f"--server={address}", f"--protocol={protocol}", lines)
         result = run(*client, "--alignments", f"--prefixes={lines}", env={"PYTHONPATH": path})
     assert (result.code, result.err, len(result.out.splitlines())) == (0, "", 2)
-
-
-def test_versions_are_listed_and_chosen(client, model):
-    model.labels["canary"] = 1
-    for choice in ("--model_version=1", "--label=canary"):
-        assert client(choice, stdin=b"two\n").out == "TWO\n"
 
 
 @pytest.mark.parametrize(

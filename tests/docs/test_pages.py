@@ -135,7 +135,6 @@ def test_other_tasks(trained, run_page, tmp_path):
         (tmp_path / f"{split}.mrg").write_text("".join(trees), encoding="utf-8")
         (tmp_path / f"{split}.txt").write_text("\n".join(nouns) + "\n", encoding="utf-8")
     run_page("docs/guides/tasks.md", tmp_path, short=_ONE_LAYER_AND_SHORT, replace=_SHORTER)
-    assert len((tmp_path / "test.tsv").read_text().splitlines()) == 1 + 4
 
 
 @slow

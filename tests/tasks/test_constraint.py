@@ -148,9 +148,6 @@ def test_punctuation_words_get_punctuation_tags():
         for row in range(3)
     ]
     assert words == [{"X."}, {".X"}, {"XX", ".X"}]
-    symbols = ["NFP" if token == "X" else token for token in tokens]
-    any_word = BalancedBrackets(kinds, symbols, range(4), punctuation=(".", ","))
-    assert any_word._fits_all == [token == "NFP" for token in symbols]
     unknown = BalancedBrackets(kinds, TOKENS, range(4), punctuation=(".", ","))
     assert unknown.inputs.numpy().tolist() == [[1, 1, 0]] * 3
 

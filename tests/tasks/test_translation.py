@@ -90,8 +90,6 @@ def test_remove_bpe_joins_all_answers_and_references(tmp_path):
     task = TranslationTask(remove_bpe=True)
     (tmp_path / "answers").write_text("an un@@ happy dog\n")
     assert task.read_answers(tmp_path / "answers") == ["an unhappy dog"]
-    pairs = (["an unhappy dog"], ["an unhap@@ py dog"], ["x"])
-    assert task.evaluate_each(*pairs)[0]["exact_match"] == 1
 
 
 @pytest.mark.parametrize(
@@ -99,8 +97,6 @@ def test_remove_bpe_joins_all_answers_and_references(tmp_path):
 )
 def test_exact_matches_compare_what_a_vocabulary_can_write(reference):
     assert evaluate(["the dog"], [reference])["exact_match"] == 1
-    task = TranslationTask()
-    assert task.evaluate_each(["the dog"], [reference], ["x"])[0]["exact_match"] == 1
     assert evaluate(["the dogs"], [reference])["exact_match"] == 0
 
 

@@ -5,8 +5,7 @@ speech: "(S (NP DT NN )NP (VP VBZ )VP )S". The way there and back:
 
 - trees.py reads bracketed trees, linearizes them, and compares them with a reference,
 - constraint.py restricts a search to trees over the words of the sentence, and makes a tree of any
-  output and these words in the exported graph: "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))",
-- toy_grammar.py is a data set without a download.
+  output and these words in the exported graph: "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))".
 """
 
 import dataclasses
@@ -14,8 +13,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import WORD_START, DataConfig, option, split_list
-from keras_transformer.errors import InputError, needs_extra
+from keras_transformer.config import WORD_START, DataConfig, option
+from keras_transformer.errors import InputError
 from keras_transformer.files import Path, iterate_lines
 from keras_transformer.tasks.parsing import trees
 from keras_transformer.tasks.task import Metric, Task, register_task
@@ -57,7 +56,6 @@ class ParsingTask(Task):
     }
     dev_search = {"beam_size": 1}  # noqa: RUF012
     default_data = {"target_level": "word", "vocabulary_normalization": "identity"}  # noqa: RUF012
-    built_in_data = {"dataset": "toy_grammar", "vocabulary_size": 200}  # noqa: RUF012
 
     def check_data(self, data: DataConfig) -> None:
         if data.reverse:
@@ -79,13 +77,6 @@ class ParsingTask(Task):
                 f"parsing needs the target_level word and a source_level that is not word, got "
                 f"{target} and {source}; unknown words in a row could not be counted"
             )
-
-    def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
-        """Returns pairs of a sentence and its tree."""
-        if "toy_grammar" in split_list(data.dataset):
-            with needs_extra("datasets"):  # the import registers it
-                from keras_transformer.tasks.parsing import toy_grammar  # noqa: F401
-        return super().pair_sources(data, split)
 
     def read_file(self, path: Path) -> "PairSource":
         """Returns the sentences and trees of a file of bracketed trees."""
@@ -176,12 +167,6 @@ class ParsingTask(Task):
             "evalb": trees.summarize(scores),
             f"evalb_{trees.SHORT}": trees.summarize(short),
         }
-
-    def evaluate_each(
-        self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        """Returns EVALB's numbers of each sentence."""
-        return [score._asdict() for score in self._scores(outputs, references)]
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
         """Returns "f1", and EVALB's summaries of all and of short sentences side by side."""
