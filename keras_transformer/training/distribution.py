@@ -66,16 +66,18 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     return resolver.cluster_spec().num_tasks("worker") if resolver else 1
 
 
-def wait_for_workers(strategy: tf.distribute.Strategy) -> None:
-    """Waits until all workers are here; none of them passes before the others."""
-    if num_workers(strategy) > 1:
-        with report_lost_worker():
-            _sum_of_ones(strategy)
+def wait_for_workers(strategy: tf.distribute.Strategy, flag: bool = False) -> bool:
+    """Waits until all workers are here, and returns whether any of them has set its flag."""
+    if num_workers(strategy) == 1:
+        return flag
+    with report_lost_worker():
+        return bool(_sum_over_workers(strategy, tf.constant(float(flag))) > 0)
 
 
 @tf.function
-def _sum_of_ones(strategy: tf.distribute.Strategy) -> Any:
-    return strategy.run(lambda: sum_over_replicas(tf.constant(1.0)))
+def _sum_over_workers(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Any:
+    total = strategy.run(lambda: sum_over_replicas(value))
+    return strategy.experimental_local_results(total)[0]
 
 
 def distributed(

@@ -225,9 +225,9 @@ class Trainer:
                 if self.weight_average:
                     self.weight_average.update(self.step)
                 self._after_update(metrics, log, validation)
-                if signals:
+                if self._is_stopped(signals):
                     self._save_early(metrics, log)
-                    raise Stopped(signals[-1], self.step)
+                    raise Stopped([signal.SIGTERM, *signals][-1], self.step)
                 if training.is_saved(self.step) and self._is_stalled():
                     break
         wait_for_workers(self.strategy)  # for the last checkpoint
@@ -250,10 +250,15 @@ class Trainer:
         if training.is_saved(step):
             self._save(self._decisive(values))
 
+    def _is_stopped(self, signals: Sequence[signal.Signals]) -> bool:
+        """Whether a signal stops the run after this step: workers ask each other at each row."""
+        if num_workers(self.strategy) == 1 or self.training.is_logged(self.step):
+            return wait_for_workers(self.strategy, bool(signals))
+        return False
+
     def _save_early(self, metrics: Mapping[str, Any], log: TrainingLog) -> None:
         """Writes a row and a checkpoint where a signal stops the run, unless they are there."""
-        # Other workers may be at another step, and do not take part in a sum of metrics.
-        if not self.training.is_logged(self.step) and num_workers(self.strategy) == 1:
+        if not self.training.is_logged(self.step):
             log.write_row(self.step, metrics or self._sum_metrics(), dict)
         if not self.training.is_saved(self.step):
             self._save({})

@@ -150,36 +150,43 @@ def test_workers_with_devices_train_the_run_of_one_device(grid, workers, devices
                     np.testing.assert_allclose(values[key], value, rtol=1e-4, atol=1e-5)
 
 
-# Worker 1 dies at step 8 of a run.
-LOSES_A_WORKER = """
+# Worker 1 gets a signal after a step.
+GETS_A_SIGNAL = """
 import os, pathlib, sys
 sys.path.insert(0, sys.argv[1])
 import tiny_run
 from keras_transformer.errors import InputError
 from keras_transformer.training import distribution, trainer
 from keras_transformer.training.run import RunDirectory
-class DyingTrainer(trainer.Trainer):
+class Trainer(trainer.Trainer):
     def _after_update(self, *arguments):
-        if not self._is_chief and self.step == 8:
-            os.kill(os.getpid(), 9)
+        if not self._is_chief and self.step == int(sys.argv[4]):
+            os.kill(os.getpid(), int(sys.argv[3]))
         super()._after_update(*arguments)
-trainer.Trainer = DyingTrainer
+trainer.Trainer = Trainer
 strategy = distribution.make_strategy()
 if distribution.worker_index(strategy) == 0:
     tiny_run.create(pathlib.Path(sys.argv[2]))
 distribution.wait_for_workers(strategy)
 try:
     trainer.train(RunDirectory(sys.argv[2]), tiny_run.corpus(), strategy=strategy, show=False)
-except InputError as error:
+except (InputError, trainer.Stopped) as error:
     print(error)
 """
 
 
 @pytest.mark.slow
-def test_worker_that_is_left_alone_ends_with_a_line(tmp_path, free_ports):
-    first, second = start_workers(2, free_ports, "-c", LOSES_A_WORKER, FOLDER, tmp_path / "run")
-    output, errors = first.communicate(timeout=300)
-    assert second.wait() == -signal.SIGKILL
-    (line,) = output.splitlines()
-    assert line.startswith("another worker does not answer any more ("), errors
-    assert RunDirectory(tmp_path / "run").checkpoints().steps() == [4]
+@pytest.mark.parametrize(
+    ("number", "step", "line", "steps"),
+    [
+        (signal.SIGKILL, 8, "another worker does not answer any more (", [4]),
+        (signal.SIGTERM, 5, "stopped by SIGTERM after step 6", [4, 6]),
+    ],
+)
+def test_signal_to_one_worker_ends_all_with_a_line(tmp_path, free_ports, number, step, line, steps):
+    arguments = FOLDER, tmp_path / "run", int(number), step
+    workers = start_workers(2, free_ports, "-c", GETS_A_SIGNAL, *arguments)
+    (output, errors), (last, _) = (worker.communicate(timeout=300) for worker in workers)
+    assert output.startswith(line) and output.count("\n") == 1, errors
+    assert last == ("" if number == signal.SIGKILL else output)
+    assert RunDirectory(tmp_path / "run").checkpoints().steps() == steps

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
 from keras_transformer.training import trainer
-from keras_transformer.training.metrics import cost_summary
 from keras_transformer.training.optimizer import compile_for_training
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.settings import RunConfigs
@@ -87,15 +85,6 @@ def test_returned_model_is_mean_of_last_checkpoints(undisturbed):
         np.testing.assert_array_equal(loaded, weight)
     seeds = [name for name in eighth if name.startswith("states/")]  # of dropout
     assert seeds and all(np.any(eighth[name] != twelfth[name]) for name in seeds)
-
-
-def test_architecture_without_count_flops_trains_and_reports_none(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(Transformer, "count_flops", lambda *_: None)
-    run = tiny_run.create(tmp_path / "run", train_steps=2, checkpoint_steps=2)
-    train(run, tiny_run.corpus())
-    rows = metrics(run)
-    assert not any("flops" in name for row in rows for name in row)
-    assert "tokens/s" in capsys.readouterr().out and "tokens/s" in cost_summary(rows[-1])
 
 
 def test_finished_run_only_makes_another_average(undisturbed, tmp_path):
@@ -171,16 +160,6 @@ def test_resumed_run_is_exact_and_can_be_extended(undisturbed, tmp_path):
 @pytest.fixture
 def resumed(undisturbed, tmp_path) -> RunDirectory:
     return copy_of(undisturbed[0], tmp_path / "copy", until_step=8)
-
-
-def test_run_that_began_without_xla_keeps_its_shapes_with_it(resumed, monkeypatch):
-    shapes = BatchPlan(tiny_run.corpus(), batch_tokens=64).shapes
-    monkeypatch.setattr(trainer, "MAX_COMPILED_SHAPES", 1)
-    compiles = mock.Mock(side_effect=InputError("no XLA here"))
-    monkeypatch.setattr(trainer, "compile_shapes", compiles)
-    with pytest.raises(InputError, match="no XLA here"):
-        train(resumed, tiny_run.corpus(), DEVS, jit_compile=True)
-    assert compiles.call_args.args[1] == shapes
 
 
 @pytest.mark.slow
