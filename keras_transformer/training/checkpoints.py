@@ -334,14 +334,9 @@ def by_name(model: keras.Model, weights: Sequence[keras.Variable]) -> dict[str, 
     """
     # The path begins with the model's own name, which Keras numbers by process.
     names = [str(weight.path).removeprefix(f"{model.name}/") for weight in weights]
-    variables = dict(zip(names, weights, strict=True))
-    if len(variables) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(
-            f"two weights have the name {twice}, so a checkpoint cannot tell them apart; give the "
-            "model's layers other names"
-        )
-    return variables
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"two weights have the name {twice.pop()}; name the model's layers anew")
+    return dict(zip(names, weights, strict=True))
 
 
 def assign(variables: Mapping[str, Variable], arrays: Arrays, path: pathlib.Path) -> None:

@@ -15,6 +15,7 @@ from keras import ops
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, writing
+from keras_transformer.files import write_atomically
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.objectives import TRAINING_PREFIX
 from keras_transformer.tasks.task import TRAINING_VALUES
@@ -36,9 +37,8 @@ def dev_values(row: Row) -> Row:
 
 def append_row(path: pathlib.Path, row: Row) -> None:
     """Appends a row to metrics.jsonl, to six significant digits; null for what is not finite."""
-    line = json.dumps({name: _short(value) for name, value in row.items()}) + "\n"
     with writing(str(path)), path.open("a", encoding="utf-8") as file:
-        file.write(line)
+        file.write(_line(row))
 
 
 def keep_rows(path: pathlib.Path, step: int) -> list[Row]:
@@ -47,13 +47,10 @@ def keep_rows(path: pathlib.Path, step: int) -> list[Row]:
     A killed process wrote them after its last checkpoint, and the resumed run writes them again. A
     last line that was cut short is dropped too.
     """
-    rows, end = _rows(path)
-    while rows and rows[-1]["step"] > step:
-        rows.pop()
-        end.pop()
+    rows = [row for row in _rows(path) if row["step"] <= step]
     if path.exists():
-        with writing(str(path)), path.open("r+b") as file:
-            file.truncate(end[-1] if end else 0)
+        with writing(str(path)):
+            write_atomically(path, "".join(map(_line, rows)))
     return rows
 
 
@@ -63,7 +60,7 @@ def read_metrics(path: pathlib.Path) -> list[Row]:
     Raises:
         InputError: there is none, or the file is damaged.
     """
-    rows, _ = _rows(path)
+    rows = _rows(path)
     if not rows:
         raise InputError(
             f"no metrics in {path} yet; give the directory of a run that has trained for a while"
@@ -79,7 +76,7 @@ def training_cost(metrics: pathlib.Path, checkpoint: str) -> dict[str, float]:
         checkpoint: its name.
     """
     _, has_step, step = checkpoint.partition("step-")
-    rows = [row for row in _rows(metrics)[0] if not has_step or row["step"] <= int(step)]
+    rows = [row for row in _rows(metrics) if not has_step or row["step"] <= int(step)]
     last = rows[-1] if rows else {}
     return {name: last[name] for name in ("step", *TOTALS) if name in last}
 
@@ -95,26 +92,26 @@ def cost_summary(last: Row) -> str:
     )
 
 
-def _rows(path: pathlib.Path) -> tuple[list[Row], list[int]]:
-    """Returns the rows of a file and the offset of the end of each; none of a missing file."""
+def _rows(path: pathlib.Path) -> list[Row]:
+    """Returns the rows of a file, without a last one that was cut short; none of a missing file."""
     rows: list[Row] = []
-    ends: list[int] = []
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-            rows.append({name: math.nan if x is None else x for name, x in row.items()})
+            row = {name: math.nan if x is None else x for name, x in json.loads(line).items()}
             if "step" not in row or not line.endswith(b"\n"):
                 raise ValueError("no step")
+            rows.append(row)
         except (ValueError, AttributeError) as error:
-            del rows[len(ends) :]
-            if number == len(lines):  # cut short
-                break
-            raise InputError(
-                f"{path} is damaged: line {number} is not a JSON object with a step; remove it"
-            ) from error
-        ends.append(len(line) + (ends[-1] if ends else 0))
-    return rows, ends
+            if number < len(lines):
+                raise InputError(
+                    f"{path} is damaged: line {number} is not a JSON object with a step; remove it"
+                ) from error
+    return rows
+
+
+def _line(row: Row) -> str:
+    return json.dumps({name: _short(value) for name, value in row.items()}) + "\n"
 
 
 def _short(value: float) -> float | None:

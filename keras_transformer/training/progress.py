@@ -13,7 +13,7 @@ that a search may give, their numbers follow it.
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 from tqdm import tqdm
@@ -34,14 +34,6 @@ from keras_transformer.training.metrics import (
 from keras_transformer.training.run import RunDirectory
 
 
-class Measure(Protocol):
-    """Measures a metric on sentences of a dev set, see `DevMetric`."""
-
-    num_sentences: int
-    num_all: int
-    num_cut: int
-
-
 class TrainingLog:
     """Measures the updates of a run, and writes rows of them to all that show it.
 
@@ -51,7 +43,7 @@ class TrainingLog:
     Args:
         run: the run.
         model: compiled, under the strategy that trains it.
-        dev_metrics: the metrics of the task, each with what measures it.
+        dev_metrics: the metrics of the task, each with its `DevMetric`.
         step: where the run resumes; rows beyond it are dropped, and written again.
         train_steps: of the run.
         tensorboard, show: as in `train`.
@@ -62,7 +54,7 @@ class TrainingLog:
         run: RunDirectory,
         model: Seq2SeqModel,
         *,
-        dev_metrics: Mapping[Metric, Measure],
+        dev_metrics: Mapping[Metric, Any],
         step: int,
         train_steps: int,
         tensorboard: bool,
@@ -184,7 +176,7 @@ def _quality(row: Mapping[str, float]) -> list[str]:
     return [label.format(row[name]) for name, label in labels.items() if name in row]
 
 
-def _measured(metric: Metric, measure: Measure, value: float) -> str:
+def _measured(metric: Metric, measure: Any, value: float) -> str:
     count, total, cut = measure.num_sentences, measure.num_all, measure.num_cut
     notes = [f"{count:,} of {total:,}"] * (count < total) + [f"{cut:,} cut"] * (cut > 0)
     return f"{metric.label} {value:.2f}" + (f" ({', '.join(notes)})" if notes else "")

@@ -160,7 +160,7 @@ def test_two_weights_of_one_name_are_rejected(checkpoints):
     randomize(model, seed=0)
     for weight in model.weights:
         weight._path = f"{model.name}/same"
-    with pytest.raises(InputError, match="two weights have the name same, so"):
+    with pytest.raises(InputError, match="two weights have the name same;"):
         checkpoints.save(model, 1)
 
 
