@@ -26,9 +26,6 @@ def test_pairs_stay_and_a_share_of_them_has_a_copy(plain):
     assert len(pairs) == pytest.approx(2500, abs=60)
     assert pairs == [*AugmentedPairs(plain, 0.25)]
     assert [*AugmentedPairs(plain, 0.0)] == [*plain]
-
-
-def test_identity_tells_share_and_text(plain):
     identities = [AugmentedPairs(plain, share).identity for share in (0.25, 0.5)]
     assert identities[0] != identities[1]
     assert all(identity["pairs"] == plain.identity for identity in identities)
@@ -50,14 +47,7 @@ def test_case_and_punctuation_change_alike(copies, source, target):
 
 def test_items_are_copied_alone_and_in_place_of_names_and_numbers(copies):
     alone = {source for source, target in copies if source == target}
-    forms = (
-        r"\d+",
-        r"\d\d:\d\d",
-        r"https?://\S+",
-        r"[a-z]+@[a-z]+\.com",
-        r"</?[a-z]+>",
-        r"[….?!-]+",
-    )
+    forms = (r"\d+", r"\d\d:\d\d", r"https?://\S+", r"[a-z]+@[a-z]+\.com", r"</?[a-z]+>")
     for form in forms:
         assert any(re.fullmatch(form, item) for item in alone), form
     names = {unicodedata.name(item[0], "").split()[0] for item in alone if item}

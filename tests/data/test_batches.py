@@ -94,24 +94,6 @@ def test_buckets_are_cut_where_the_least_is_padded():
         assert plan.real_share == tokens / entries[max_shapes]
 
 
-def test_batches_counted_in_sentences_are_full():
-    corpus = corpus_of(*log_normal_lengths())
-    options = {"batch_tokens": 10**6, "batch_sentences": 32}
-    sizes = [len(batch.pairs) for batch in BatchPlan(corpus, **options).epoch()]
-    assert max(sizes) == 32
-    assert np.mean(sizes) > 30.8
-    rows = [len(labels) for _, labels in training_batches(corpus, **options, epochs=1)]
-    assert max(rows) == 32
-    assert rows.count(32) > 0.95 * len(rows)
-
-
-def test_memory_grows_with_rows_logits_and_attention():
-    shape = module.BatchShape
-    assert shape(8, 16, 32).memory > shape(8, 32, 16).memory  # target tokens have logits
-    assert shape(8, 256, 256).memory > 8 * shape(16, 16, 16).memory  # same rows * lengths
-    assert shape(16, 9, 9).memory == 2 * shape(8, 9, 9).memory
-
-
 @pytest.mark.parametrize("batch_tokens", [2048, 25_000])
 @pytest.mark.parametrize("corpus", ["multi30k_bpe", "tatoeba_ende", "canlaws_enfr"])
 def test_real_corpora_waste_little_on_padding(corpus, batch_tokens):
@@ -235,13 +217,6 @@ def test_shapes_are_mixed(plan):
     entries = np.array([batch.shape.entries / batch.shape.rows for batch in planned])
     half = len(entries) // 2
     assert abs(entries[:half].mean() - entries[half:].mean()) < 0.2 * entries.mean()
-
-
-def test_windows_spread_over_the_corpus(monkeypatch):
-    monkeypatch.setattr(module, "WINDOW_PAIRS", 2048)
-    windows = [np.r_[tuple(module.pieces_of(window, PAIRS))] for window in range(5)]
-    assert max(map(len, windows)) - min(map(len, windows)) <= 16
-    assert np.diff(windows[3]).max() < 1.1 * PAIRS / 16
 
 
 def test_planning_goes_through_no_pairs_one_by_one():
@@ -382,5 +357,3 @@ def test_dataset_gives_the_same_batches_each_time():
     expected = as_lists(training_batches(corpus, batch_tokens=128, epochs=1))
     for _ in range(2):
         assert as_lists(dataset.as_numpy_iterator()) == expected
-    # With autotuning tf.data wakes its tuner ever more seldom, for which deletion waits.
-    assert dataset.options().autotune.enabled is False

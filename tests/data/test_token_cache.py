@@ -170,14 +170,12 @@ def test_tokens_of_text_that_changes_meanwhile_are_not_kept(tmp_path, cache, tsv
     assert sentences(corpus, "source")[-3:] == ["ab.", "d.", "hi."]
 
 
-def test_full_disk_is_an_error_and_leaves_nothing(tmp_path, cache, full_disk):
-    tsv = write_tsv(tmp_path / "long.tsv", ["abcdefgh abcdefgh"] * 10_000)
+def test_folder_that_cannot_be_written_is_named_and_empty(tmp_path, cache, tsv, full_disk):
+    long = write_tsv(tmp_path / "long.tsv", ["abcdefgh abcdefgh"] * 10_000)
     with full_disk(), pytest.raises(InputError, match=r"cannot write .*cache \(.+\)"):
-        open_corpus(cache, tsv)
+        open_corpus(cache, long)
     assert made(cache) == []
-
-
-def test_unwritable_folder_is_named(cache, tsv):
+    cache.rmdir()
     cache.write_text("a file")
     with pytest.raises(InputError, match=r"cannot write the tokenized text to .*cache"):
         open_corpus(cache, tsv)

@@ -132,12 +132,11 @@ def test_sample_does_not_depend_on_the_order():
     assert {int(word[1:]) // 250 for word in words} == {0, 1, 2, 3}  # from all of the text
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_very_long_lines_are_learned_from(kind):
     spaced, unbroken = "Hund und Katze " * 10_000, "é" * 100_000
     vocabulary = learn_vocabulary(["x", spaced, unbroken], size=17, kind=kind)
-    [ids] = vocabulary.encode(["Hund und Katze" + (" é" if kind != "word" else "")])
-    assert UNK_ID not in ids
+    assert UNK_ID not in vocabulary.encode(["Hund und Katze é"])[0]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
