@@ -87,26 +87,17 @@ def read_test_text(data: DataConfig, task: Task = _TRANSLATION) -> ParallelText:
 
 
 def tokenize(
-    text: ParallelText,
-    vocabularies: tuple[Vocabulary, Vocabulary],
-    max_length: int | None = None,
-    name: str = "",
+    text: ParallelText, vocabularies: tuple[Vocabulary, Vocabulary], **options: Any
 ) -> TokenizedCorpus:
-    """Returns a small text as ids, in memory.
+    """Returns a small text as ids, in memory; `options` and errors of `TokenizedCorpus.from_ids`.
 
     Args:
         text: the text.
         vocabularies: of source and target.
-        max_length: see `TokenizedCorpus.from_ids`.
-        name: of the text, for the error.
-
-    Raises:
-        InputError: no pair is left after those with an empty or too long side are dropped.
+        **options: such as max_length.
     """
-    source, target = vocabularies
-    return TokenizedCorpus.from_ids(
-        source.encode(text.source), target.encode(text.target), max_length=max_length, name=name
-    )
+    ids = [vocabulary.encode(side) for vocabulary, side in zip(vocabularies, text, strict=True)]
+    return TokenizedCorpus.from_ids(*ids, **options)
 
 
 def with_room_for_targets(configs: RunConfigs, corpus: TokenizedCorpus) -> RunConfigs:

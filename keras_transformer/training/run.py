@@ -88,9 +88,6 @@ class RunDirectory:
     ) -> Self:
         """Creates a run from text: learns vocabularies, tokenizes, and writes its configuration.
 
-        For long text it starts processes, so a script must call this under
-        `if __name__ == "__main__":`.
-
         Args:
             path: the directory, which holds no run yet.
             train, dev, test: files of source and target sentences, or a file with both sides.
@@ -140,9 +137,7 @@ class RunDirectory:
 
     @property
     def exists(self) -> bool:
-        """Whether a run has been created here; `InputError` if the path is that of a file."""
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path} is a file; give the path of a folder for the run")
+        """Whether a run has been created here."""
         return self._config_path.is_file()
 
     def check_is_new(self) -> None:

@@ -215,7 +215,12 @@ class Validation:
             if training.validation_time_share
         ]
         learned = devs[0]._replace(target=list(map(task.target_text, devs[0].target)))
-        corpus = tokenize(learned, vocabularies, configs.required_data.max_length, "the dev set")
+        corpus = tokenize(
+            learned,
+            vocabularies,
+            max_length=configs.required_data.max_length,
+            name="the dev set",
+        )
         # As large as a part of a training batch, which is known to fit in memory, but with room
         # for the longest sentence.
         longest = max(int(lengths.max()) for lengths in corpus.lengths())

@@ -132,16 +132,6 @@ def test_one_device_and_several_share_checkpoints(checkpoints):
     assert_same_state(mirrored, other)
 
 
-def test_weights_alone_convert_to_the_dtype_of_a_model(checkpoints):
-    checkpoints.save_weights(model := make_model(seed=1))
-    half = keras.Sequential([keras.Input((3,))])
-    for number in range(2):
-        half.add(keras.layers.Dense(4, name=f"dense_{number}", dtype="float16"))
-    checkpoints.restore(half, "average")
-    for weight, expected in zip(half.weights, model.weights, strict=True):
-        np.testing.assert_array_equal(weight, np.asarray(expected).astype("float16"))
-
-
 @pytest.mark.parametrize(("where", "bad"), [("weights", np.nan), ("averages", np.inf)])
 def test_non_finite_weights_are_not_saved(checkpoints, where, bad):
     model = make_model()

@@ -261,7 +261,8 @@ def test_training_flops_are_three_forward_passes(model):
     assert found == {"flops": expected, "padded_flops": expected}
 
 
-def test_flops_of_batch_are_sum_over_sentences(model):
+def test_flops_of_batch_are_sum_over_sentences():
+    model = build_model(CONFIGS["transformer"])
     source, target = np.zeros((4, 12), np.int32), np.zeros((4, 9), np.int32)
     lengths = [(3, 9), (12, 1), (7, 7), (0, 0)]  # the last row is padding
     for row, (source_length, target_length) in enumerate(lengths):
