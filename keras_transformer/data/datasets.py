@@ -5,7 +5,6 @@ TensorFlow Datasets takes long to import, so that happens inside the functions.
 
 import contextlib
 import dataclasses
-import io
 import os
 import sys
 from collections.abc import Iterator
@@ -98,13 +97,9 @@ class DatasetSplit:
 
         download = tfds.download.DownloadConfig(try_download_gcs=False)
         try:
-            with contextlib.ExitStack() as stack:
-                if not sys.stderr.isatty() and not builder.is_prepared():
-                    # One line instead of TensorFlow Datasets' bars and long lines.
-                    print(f"Preparing {self.name} in {builder.data_dir} ...", file=sys.stderr)
-                    stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-                    tfds.disable_progress_bar()
-                    stack.callback(tfds.enable_progress_bar)
+            if not sys.stderr.isatty():  # no bars in a log
+                tfds.disable_progress_bar()
+            with contextlib.redirect_stdout(sys.stderr):
                 builder.download_and_prepare(download_config=download)
         except (ImportError, OSError, AssertionError, tfds.download.DownloadError) as error:
             raise InputError(f"{self.name} cannot be prepared: {one_line(error)}") from error

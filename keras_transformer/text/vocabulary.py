@@ -203,18 +203,23 @@ class Vocabulary:
         Raises:
             InputError: the vocabulary has codes, and not this one.
         """
-        check_language_code(text, self.language_codes)
-        if not self.language_codes or not (match := re.match(LANGUAGE_CODE, text)):
-            return text
-        return f"{match[1]} {text[match.end() :]}"
+        codes = self.language_codes
+        match = re.match(f"(?:{NOTHING_VISIBLE})?{LANGUAGE_CODE}", text) if codes else None
+        if match and match[1] not in codes:
+            near = difflib.get_close_matches(match[1], codes, 5, cutoff=0.8) or sorted(codes)[:8]
+            raise InputError(
+                f"the model has no language code {match[1]}; it has {len(codes)}, for example "
+                f"{', '.join(near)}"
+            )
+        start = re.match(LANGUAGE_CODE, text) if codes else None
+        return f"{start[1]} {text[start.end() :]}" if start else text
 
     def max_characters(self, max_tokens: int) -> int:
         """Returns how many characters of a text are read to find its first `max_tokens` tokens.
 
         Twice as many as these tokens can spell where normalization writes four characters as one
-        throughout. No token reaches over a space, so what follows a word does not change the tokens
-        before its end. The limit can therefore be seen only in a text with a single word, a run of
-        spaces or a run of unknown characters (which are one token) of half the limit.
+        throughout. Only a single word, a run of spaces or a run of unknown characters (which are
+        one token) of half the limit can have other tokens for it.
         """
         return 8 * self._longest_piece * max_tokens
 
@@ -306,18 +311,6 @@ def check_not_one_text(texts: Iterable[Text]) -> None:
     """Raises `InputError` for one string where a sequence is meant."""
     if isinstance(texts, str | bytes):
         raise InputError(f"expected a sequence of sentences, got one: {texts[:40]!r}; use a list")
-
-
-def check_language_code(text: str, codes: Sequence[str]) -> None:
-    """Raises `InputError` if a text begins with a language code and a model has only others."""
-    match = re.match(f"(?:{NOTHING_VISIBLE})?{LANGUAGE_CODE}", text) if codes else None
-    if match is None or match[1] in codes:
-        return
-    near = difflib.get_close_matches(match[1], codes, 5, cutoff=0.8) or sorted(codes)[:8]
-    raise InputError(
-        f"the model has no language code {match[1]}; it has {len(codes)}, for example "
-        f"{', '.join(near)}"
-    )
 
 
 class SubwordSampler:

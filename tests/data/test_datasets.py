@@ -74,8 +74,7 @@ def test_sentences_come_as_text_with_the_source_first(tmp_path):
 
 def test_split_is_prepared_once_and_may_be_reversed_or_a_part(tmp_path, capsys):
     assert len(load_parallel("tiny_phrases/de_to_en", "train", data_dir=tmp_path).source) == 3
-    out, err = capsys.readouterr()
-    assert (out, len(err.splitlines())) == ("", 1)  # a line instead of bars
+    assert capsys.readouterr().out == ""  # which may be that of a command
     whole = load_parallel("tiny_phrases/de_to_en", "train", data_dir=tmp_path)
     part = load_parallel("tiny_phrases/de_to_en", "train[1:]", data_dir=tmp_path)
     assert part == ParallelText(whole.source[1:], whole.target[1:])
