@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from keras_transformer.data.corpus import PairSource, ParallelText, TokenizedCorpus, nothing_left
 from keras_transformer.errors import InputError, writing
-from keras_transformer.files import atomic_folder, sha256, write_atomically
+from keras_transformer.files import atomic_folder, file_identity, sha256, write_atomically
 from keras_transformer.text import Vocabulary
 
 _FORMAT = 5
@@ -95,7 +95,7 @@ def _open(path: pathlib.Path) -> TokenizedCorpus | None:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         arrays = {}
         for name, (dtype, digest) in manifest["arrays"].items():
-            if sha256([path / name]) != digest:
+            if file_identity(path / name)["sha256"] != digest:
                 return None
             # As an array, since slices of np.memmap itself are slow.
             arrays[name] = np.asarray(np.memmap(path / name, dtype, "r"))

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -129,19 +128,13 @@ def describe_devices(strategy: tf.distribute.Strategy) -> str:
 
 # Errors of TensorFlow that a user can act on
 
-# How libraries beneath TensorFlow report a lack of memory, as an internal error.
-_LACKS_MEMORY = re.compile(r"out.of.memory|(cublas|cudnn).*(not.initialized|handle)", re.IGNORECASE)
-
 
 @contextlib.contextmanager
 def report_out_of_memory() -> Iterator[None]:
     """Raises `InputError`, with the flags to change, if memory runs out in training."""
     try:
         yield
-    except (MemoryError, tf.errors.OpError) as error:
-        is_known = isinstance(error, MemoryError | tf.errors.ResourceExhaustedError)
-        if not is_known and not _LACKS_MEMORY.search(str(error)):
-            raise
+    except (MemoryError, tf.errors.ResourceExhaustedError) as error:
         raise InputError(
             f"out of memory in training ({one_line(error)}); raise --accumulation_steps, which "
             "splits batches, or lower --batch_tokens in another --run_dir"

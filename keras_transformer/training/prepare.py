@@ -131,17 +131,14 @@ def subword_samplers(
     """
     if not data.subword_sampling:
         return None
-    kinds = list(map(kind_of, vocabularies))
-    has_subwords = [kind in ("bpe", "unigram") for kind in kinds]
-    if not any(has_subwords):
-        raise InputError(
-            f"subword_sampling needs a vocabulary of bpe or unigram pieces, got {kinds[0]}; remove "
-            "it, or give another vocabulary"
-        )
     source, target = (
-        SubwordSampler(vocabulary, alpha=data.subword_sampling) if varies else None
-        for vocabulary, varies in zip(vocabularies, has_subwords, strict=True)
+        SubwordSampler(vocabulary, alpha=data.subword_sampling)
+        if kind_of(vocabulary) in ("bpe", "unigram")
+        else None
+        for vocabulary in vocabularies
     )
+    if source is None and target is None:
+        raise InputError("subword_sampling needs a vocabulary of bpe or unigram pieces; remove it")
     return source, target
 
 
