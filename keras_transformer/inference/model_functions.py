@@ -382,7 +382,7 @@ class ModelFunctions:
 
     def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
         ids, shifted, labels, marks = self._read_pair(source, target)
-        return teacher_forcing.token_values(self.model, ids, shifted) | {
+        return {
             **marks,
             "attention": teacher_forcing.attention(self.model, ids, shifted, labels),
             "source_pieces": self.source_tokenizer.pieces(ids),

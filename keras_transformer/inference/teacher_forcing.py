@@ -7,7 +7,7 @@ Shapes: B sentences, S source length, T target length, both with EOS; R rows of 
 V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -40,12 +40,9 @@ def score(
         # Never writes the log-probabilities of the whole vocabulary.
         return -tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
 
-    token_scores = _map_rows(
-        log_probs,
-        (source, target, labels),
-        _chunk_size(model, source, target, model.config.target_size),
-        tf.zeros([0, tf.shape(labels)[1]]),
-    )
+    most_rows = _most_rows(model, source, target, model.config.target_size)
+    none = tf.zeros([0, tf.shape(labels)[1]])
+    token_scores = _map_rows(log_probs, most_rows, none, source, target, labels)
     is_real = labels != PAD_ID
     token_scores = tf.where(is_real, token_scores, 0.0)
     return {
@@ -67,32 +64,12 @@ def attention(model: Any, source: Tensor, target: Tensor, labels: Tensor) -> Ten
         weights = tf.cast(model.attention({"source": source, "target": target}), tf.float32)
         return tf.where((labels != PAD_ID)[:, :, None], weights, 0.0)
 
-    return _map_rows(
-        weights,
-        (source, target, labels),
-        _chunk_size(model, source, target),
-        tf.zeros([0, tf.shape(target)[1], tf.shape(source)[1]]),
-    )
+    most_rows = _most_rows(model, source, target)
+    none = tf.zeros([0, tf.shape(target)[1], tf.shape(source)[1]])
+    return _map_rows(weights, most_rows, none, source, target, labels)
 
 
-def token_values(model: Any, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Returns the `token_values` of a model, such as steps of computation; none if it has none.
-
-    Arguments as in `score`.
-    """
-    if not hasattr(model, "token_values"):
-        return {}
-
-    def values(source: Tensor, target: Tensor) -> Any:
-        return model.token_values({"source": source, "target": target})
-
-    chunk_size = _chunk_size(model, source, target)
-    none = values(source[:0], target[:0])
-    results: dict[str, Tensor] = _map_rows(values, (source, target), chunk_size, none)
-    return results
-
-
-def _chunk_size(
+def _most_rows(
     model: TranslationModel, source: Tensor, target: Tensor, vocabulary_size: int = 0
 ) -> Tensor:
     """Returns how many rows may have their logits and attention in memory, at least 1."""
@@ -106,27 +83,23 @@ def _chunk_size(
 
 
 def _map_rows(
-    function: Callable[..., Any], columns: Sequence[Tensor], chunk_size: Tensor, none: Any
-) -> Any:
-    """Returns `function` of `chunk_size` rows of all columns [B, ...] at a time, joined.
+    function: Callable[..., Tensor], most_rows: Tensor, none: Tensor, *columns: Tensor
+) -> Tensor:
+    """Returns `function` of at most so many rows of all columns [B, ...] at a time, joined.
 
-    `none` is its result for no rows: a tensor, or a nest of tensors.
+    `none` is its result for no rows.
     """
+
+    def advance(first: Tensor, results: Tensor) -> tuple[Tensor, Tensor]:
+        new = function(*(column[first : first + most_rows] for column in columns))
+        return first + most_rows, tf.concat([results, new], axis=0)
+
     num_rows = tf.shape(columns[0])[0]
-
-    def advance(first: Tensor, results: Any) -> tuple[Tensor, Any]:
-        new = function(*(column[first : first + chunk_size] for column in columns))
-        joined = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), results, new)
-        return first + chunk_size, joined
-
     _, results = tf.while_loop(
         lambda first, _: first < num_rows,
         advance,
         (tf.constant(0), none),
-        shape_invariants=(
-            tf.TensorShape([]),
-            tf.nest.map_structure(lambda part: tf.TensorShape([None] * part.shape.rank), none),
-        ),
+        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None] * none.shape.rank)),
         parallel_iterations=1,  # by default ten chunks are in memory at once
     )
     return results

@@ -1,16 +1,18 @@
 """Scores and attention of given translations: results do not depend on the size of chunks."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_transformer.config import PAD_ID, ModelConfig, RecurrentConfig
-from keras_transformer.inference import teacher_forcing as scores
+from keras_transformer.inference import teacher_forcing
 from keras_transformer.models import Ensemble, RecurrentModel, Transformer
 
 _SIZE = 50  # of the vocabulary
-_HEADS = scores._NUM_HEADS
+_HEADS = teacher_forcing._NUM_HEADS
 
 
 class Counting:
@@ -53,16 +55,16 @@ def _values_of_a_row():
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 7])
 def test_chunks_have_as_many_rows_as_fit(model, rows, monkeypatch, at_once):
-    expected = scores.score(model, *rows)
-    attention = scores.attention(model, *rows)
-    monkeypatch.setattr(scores, "_MAX_VALUES", at_once * _values_of_a_row())
+    expected = teacher_forcing.score(model, *rows)
+    attention = teacher_forcing.attention(model, *rows)
+    monkeypatch.setattr(teacher_forcing, "_MAX_VALUES", at_once * _values_of_a_row())
     counting = Counting(model)
-    found = scores.score(counting, *rows)
+    found = teacher_forcing.score(counting, *rows)
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-5)
     assert max(shape[0] for shape in counting.calls) == at_once
     assert sum(shape[0] for shape in counting.calls) == 7
-    found = scores.attention(counting, *rows)
+    found = teacher_forcing.attention(counting, *rows)
     np.testing.assert_allclose(found, attention, rtol=1e-4, atol=1e-6)
     at_once = min(at_once * _values_of_a_row() // (_HEADS * 11 * 11), 7)
     assert max(shape[0] for shape in counting.attentions) == at_once
@@ -70,7 +72,7 @@ def test_chunks_have_as_many_rows_as_fit(model, rows, monkeypatch, at_once):
 
 def test_one_chunk_runs_at_a_time(model):
     def graph(*rows):
-        return scores.score(model, *rows), scores.attention(model, *rows)
+        return teacher_forcing.score(model, *rows), teacher_forcing.attention(model, *rows)
 
     inputs = [tf.TensorSpec([None, None], tf.int32)] * 3
     graph = tf.function(graph, input_signature=inputs).get_concrete_function().graph
@@ -78,22 +80,14 @@ def test_one_chunk_runs_at_a_time(model):
     assert [loop.attr["parallel_iterations"].i for loop in loops] == [1, 1]
 
 
-def test_chunks_count_the_width_of_additive_attention(model, rows, monkeypatch):
+@pytest.mark.parametrize("kind", ["additive", "ensemble", "any model"])
+def test_chunks_count_the_width_of_additive_attention(model, rows, monkeypatch, kind):
     sizes = dict(vocabulary_size=_SIZE, model_dim=8, hidden_dim=8)
     wide = RecurrentModel(RecurrentConfig(**sizes, attention_dim=500))
-    monkeypatch.setattr(scores, "_MAX_VALUES", 2 * 5 * 6 * 500)
-    for each in (wide, Ensemble([model, wide])):
-        counting = Counting(each)
-        found = scores.attention(counting, *rows)
-        assert max(shape[0] for shape in counting.attentions) == 2
-        np.testing.assert_allclose(found, scores.attention(each, *rows), atol=1e-6)
-
-
-def test_custom_model_needs_only_the_protocol(model, rows):
-    class Config:
-        vocabulary_size = target_size = _SIZE
-
-    own = Counting(model)
-    own.config = Config()
-    expected = scores.attention(model, *rows)
-    np.testing.assert_array_equal(scores.attention(own, *rows), expected)
+    monkeypatch.setattr(teacher_forcing, "_MAX_VALUES", 2 * 5 * 6 * 500)
+    counting = Counting({"additive": wide, "ensemble": Ensemble([model, wide])}.get(kind, model))
+    if kind == "any model":  # which has nothing but what the protocol asks for
+        counting.config = types.SimpleNamespace(vocabulary_size=_SIZE, target_size=_SIZE)
+    found = teacher_forcing.attention(counting, *rows)
+    assert max(shape[0] for shape in counting.attentions) == (7 if kind == "any model" else 2)
+    np.testing.assert_allclose(found, teacher_forcing.attention(counting._model, *rows), atol=1e-6)

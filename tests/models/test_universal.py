@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-import tiny_run
 import transformer_oracle
 from model_cases import INPUTS, SOURCE, TARGET, random_model
 
-from keras_transformer import Translator
-from keras_transformer.config import SearchConfig, UniversalConfig
+from keras_transformer.config import UniversalConfig
 from keras_transformer.objectives import SmoothedCrossEntropy
 
 SIZES = dict(vocabulary_size=13, model_dim=8, feed_forward_dim=12, num_heads=2, dropout=0.0)
@@ -69,21 +67,3 @@ def test_training_adds_the_ponder_cost_and_reports_steps_and_remainders():
     fixed = random_model(PLAIN.replace(adaptive_steps=False))
     fixed.compile("sgd", loss, run_eagerly=True)
     assert set(fixed.train_on_batch(INPUTS, labels, return_dict=True)) == {"loss"}
-
-
-@pytest.mark.slow
-def test_signature_attention_reports_the_steps_of_each_token():
-    vocabulary = tiny_run.make_vocabulary()
-    model = random_model(PLAIN.replace(vocabulary_size=vocabulary.size))
-    search = SearchConfig(max_source_length=8, max_extra_length=4)
-    translator = Translator(model, vocabulary, vocabulary, search)
-    text = {"source": tf.constant(["abc", "f"]), "target": tf.constant(["cb", "fed"])}
-    found = translator.functions.function("attention")(**text)
-    answer = {name: np.asarray(value) for name, value in found.items()}
-    for side in ("source", "target"):
-        is_real = answer[f"{side}_pieces"] != b""
-        steps, remainders = (answer[f"{side}_{name}"] for name in ("steps", "remainders"))
-        assert steps.shape == is_real.shape == remainders.shape
-        np.testing.assert_array_equal(steps > 0, is_real)
-        np.testing.assert_array_equal(remainders > 0, is_real)
-        assert steps.max() <= PLAIN.num_steps
