@@ -41,6 +41,7 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
     except InputError as error:
         raise InputError(f"{missing}; a model of the Hub has such a name, but {error}") from error
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
+    where: dict[str, Any] = {"cache_dir": constants.HF_HUB_CACHE, "endpoint": endpoint}
     page = f"{endpoint}/{name}"
     # A base of the Hub's error is that of its HTTP library, for connections that break.
     failures: tuple[Any, ...] = (
@@ -49,28 +50,20 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
 
     def fetch(file: str, revision: str | None) -> pathlib.Path | None:
         """Returns the path of a file, None if the model has none."""
-        where: dict[str, Any] = {"cache_dir": constants.HF_HUB_CACHE, "endpoint": endpoint}
         try:
             return pathlib.Path(hf_hub_download(name, file, revision=revision, **where))
-        except errors.LocalEntryNotFoundError as error:
-            if constants.HF_HUB_OFFLINE:
-                return None
-            raise InputError(f"{missing}, and {endpoint} cannot be reached") from error
-        except errors.EntryNotFoundError:
+        except errors.EntryNotFoundError as error:
+            is_network = isinstance(error, errors.LocalEntryNotFoundError)
+            if is_network and not constants.HF_HUB_OFFLINE:
+                raise InputError(f"{missing}, and {endpoint} cannot be reached") from error
             return None
-        except errors.GatedRepoError as error:
-            raise InputError(
-                f"accept the terms of {page}, and log in with hf auth login or HF_TOKEN"
-            ) from error
-        except errors.RepositoryNotFoundError as error:
-            raise InputError(f"{missing}, and no public model {page}") from error
         except failures as error:
-            raise InputError(f"cannot download {file} of {page} ({one_line(error)})") from error
+            reason = one_line(error)
+            raise InputError(f"{missing}, and no {file} of {page} ({reason})") from error
 
     config = fetch("config.json", revision)
     if config is None:
-        where = f"the cache {constants.HF_HUB_CACHE}" if constants.HF_HUB_OFFLINE else page
-        raise InputError(f"{where} has no config.json of {name}, a model of transformers")
+        raise InputError(f"{page} has no config.json, which a model of transformers needs")
     read_config(config)  # rejects models of other kinds before their weights are downloaded
     commit = config.parent.name  # the folder in the cache: all files are of one commit
     for file in REQUIRED_FILES:

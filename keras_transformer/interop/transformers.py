@@ -5,7 +5,6 @@ model.safetensors               weights, or pytorch_model.bin
 source.spm, target.spm          SentencePiece models, which tokenize the text
 vocab.json, target_vocab.json   ids of the tokens; the second one if the sides do not share them
 generation_config.json          how it searches, if there is one
-tokenizer_config.json           options of MarianTokenizer, if there are any: the longest source
 
 Shapes: D model dimension, V vocabulary.
 """
@@ -52,12 +51,7 @@ from keras_transformer.interop.reading import (
     reject,
     torch_tensors,
 )
-from keras_transformer.interop.vocabularies import (
-    Symbols,
-    code_of,
-    make_vocabularies,
-    save_tokenizer,
-)
+from keras_transformer.interop.vocabularies import Symbols, code_of, make_vocabularies
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 
@@ -71,28 +65,18 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "gelu_sigmoid",
 }
-# Generation options without a counterpart in `SearchConfig`, and the values that change nothing.
-_OTHER_SEARCH: dict[str, Any] = {
-    "begin_suppress_tokens": None, "constraints": None, "diversity_penalty": 0.0,
-    "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0, "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0, "exponential_decay_length_penalty": None, "force_words_ids": None,
-    "forced_bos_token_id": None, "guidance_scale": 1.0, "max_time": None, "min_p": None,
-    "num_beam_groups": 1, "penalty_alpha": None, "sequence_bias": None, "stop_strings": None,
-    "suppress_tokens": None, "top_h": None, "typical_p": 1.0, "watermarking_config": None,
-}  # fmt: skip
 # Of a source that is truncated, and of a translation, the start token included.
 _MARIAN_MAX_TOKENS = 512
 # Of `early_stopping`: True, "never", or False, which is the default.
 _EARLY_STOP = {"True": "first", "never": "exact"}
 
 REQUIRED_FILES = ("vocab.json", "source.spm", "target.spm")
-OPTIONAL_FILES = ("target_vocab.json", "generation_config.json", "tokenizer_config.json")
+OPTIONAL_FILES = ("target_vocab.json", "generation_config.json")
 
 
 def is_transformers(folder: pathlib.Path) -> bool:
     """Whether a folder holds such a model."""
-    weights = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json")
-    return any((folder / name).is_file() for name in weights)
+    return any((folder / name).is_file() for name in ("model.safetensors", "pytorch_model.bin"))
 
 
 def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
@@ -100,20 +84,14 @@ def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> Fo
     config = read_config(folder / "config.json")
     options = _options(config)
     tensors = _read_weights(folder)
-    source_table, target_table, projection, notes = _tables(tensors, config)
+    source_table, target_table, projection = _tables(tensors, config)
     tensors.ignore("model.*.embed_positions.weight")
     # As in transformers, config.json tells how to search only where there is no other file for it.
     path = folder / "generation_config.json"
     generation = Options(read_json(path), str(path)) if path.exists() else config
-    sides = _symbols(folder, config, generation)
-    source, target = (
-        _with_rows(symbols, len(table))
-        for symbols, table in zip(sides, (source_table, target_table), strict=True)
-    )
+    source, target = _symbols(folder, config, generation)
     check_rows(len(target_table), target)
     spms = import_options.spms or (folder / "source.spm", folder / "target.spm")
-    search, search_notes = _search(generation, target)
-    search["max_source_length"] = _longest_source(folder / "tokenizer_config.json")
     return ForeignModel(
         options=options,
         tensors=tensors,
@@ -121,12 +99,12 @@ def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> Fo
         source_table=source_table,
         target_table=target_table,
         projection=projection,
-        output_bias=_output_bias(tensors, generation, target, projection, len(sides[1].tokens)),
+        output_bias=_output_bias(tensors, generation, target, projection),
         source=source,
         target=target,
         vocabularies=make_vocabularies((source, target), spms, str(folder)),
-        search=search,
-        notes=notes + search_notes + _language_codes(source),
+        search=_search(generation, target),
+        notes=_language_codes(source),
     )
 
 
@@ -169,20 +147,14 @@ def _options(config: Options) -> dict[str, Any]:
 
 
 def _read_weights(folder: pathlib.Path) -> Tensors:
-    path = folder / "model.safetensors"
-    if path.exists() or not (folder / "pytorch_model.bin").exists():
-        if not path.exists() and (folder / f"{path.name}.index.json").exists():
-            raise InputError(
-                f"{folder} has its weights in several files; join them with transformers: "
-                "MarianMTModel.from_pretrained(folder).save_pretrained(new, max_shard_size='100GB')"
-            )
-        return read_safetensors(path)
     path = folder / "pytorch_model.bin"
+    if (folder / "model.safetensors").exists() or not path.exists():
+        return read_safetensors(folder / "model.safetensors")
     return torch_tensors(read_pytorch(path), str(path))
 
 
-def _tables(tensors: Tensors, config: Options) -> tuple[Array, Array, Array, list[str]]:
-    """Returns the tables of source and target, the projection, and notes where copies differ.
+def _tables(tensors: Tensors, config: Options) -> tuple[Array, Array, Array]:
+    """Returns the tables of source and target, and the projection.
 
     Tables that are equal are stored under one of their names, whichever wrote the file.
     """
@@ -191,46 +163,29 @@ def _tables(tensors: Tensors, config: Options) -> tuple[Array, Array, Array, lis
     encoder, decoder = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
     names = ["model.shared.weight", encoder, decoder] if is_shared else [decoder]
     names += ["lm_head.weight"] if is_tied else []
-    target_name = next((name for name in names if name in tensors), names[0])
-    target = tensors.get(target_name, (None, None))
+    target = tensors.get(next((name for name in names if name in tensors), names[0]), (None, None))
+    tensors.ignore(*names)  # copies of it
     source = target if is_shared else tensors.get(encoder, (None, None))
     projection = target if is_tied else tensors.get("lm_head.weight", (None, None))
-    notes = [
-        f"{name} differs from {target_name}, which is taken."
-        for name in names
-        if name in tensors and not np.array_equal(tensors.get(name), target)
-    ]
-    return source, target, projection, notes
+    return source, target, projection
 
 
 def _output_bias(
-    tensors: Tensors, generation: Options, target: Symbols, projection: Array, num_tokens: int
+    tensors: Tensors, generation: Options, target: Symbols, projection: Array
 ) -> Array:
-    """Returns the bias of the logits [V], which removes tokens that the model never learned.
+    """Returns the bias of the logits [V], which removes padding that the model never learned.
 
     The softmax that Marian trains with has no padding. The conversion to transformers adds a row of
     zeros, whose logit, 0, is often among the largest; transformers masks it before the softmax with
     `renormalize_logits`, and before August 2023 did so without this option. The models of this
     package were trained with a row for padding.
-
-    Args:
-        tensors: of the file, which may lack the bias.
-        generation: its options.
-        target: the tokens, with one for each row of the table.
-        projection: the rows.
-        num_tokens: tokens of the vocabulary; rows beyond them only fill the table up.
     """
     stored = tensors.find("final_logits_bias", (len(projection),))
     bias = np.zeros(len(projection), np.float32) if stored is None else np.array(stored)
-    is_zero = ~projection.any(axis=1) & (bias == 0)
-    is_banned = [target.pad] in generation.get("bad_words_ids", list, [])
-    if target.pad is not None and (
-        is_zero[target.pad]
-        or generation.is_set("renormalize_logits")
-        or (is_banned and not target.is_ours)
-    ):
+    is_zero = not projection[target.pad].any() and bias[target.pad] == 0
+    is_banned = [target.pad] in generation.get("bad_words_ids", list, []) and not target.is_ours
+    if is_zero or is_banned or generation.is_set("renormalize_logits"):
         bias[target.pad] = UNUSED_BIAS
-    bias[num_tokens:][is_zero[num_tokens:]] = UNUSED_BIAS
     return bias
 
 
@@ -249,79 +204,34 @@ def _symbols(folder: pathlib.Path, config: Options, generation: Options) -> tupl
     return source, read(folder / "target_vocab.json")
 
 
-def _with_rows(symbols: Symbols, rows: int) -> Symbols:
-    """Returns symbols with a name for each row of a table that has more rows than tokens."""
-    unused = [f"<unused-{id_}>" for id_ in range(len(symbols.tokens), rows)]
-    return dataclasses.replace(symbols, tokens=[*symbols.tokens, *unused])
-
-
-def _search(options: Options, target: Symbols) -> tuple[dict[str, Any], list[str]]:
-    """Returns fields of `SearchConfig`, and notes on generation options that it lacks."""
-    num_beams = options.get("num_beams", int, 1) or 1
-    bad_words = options.get("bad_words_ids", list, [])
+def _search(options: Options, target: Symbols) -> dict[str, Any]:
+    """Returns fields of `SearchConfig`, of the generation options that it has."""
     search: dict[str, Any] = {
-        "beam_size": num_beams,
+        "beam_size": options.get("num_beams", int, 1) or 1,
+        "early_stop": _EARLY_STOP.get(str(options.values.get("early_stopping")), "current"),
         "length_penalty": options.get("length_penalty", float, 1.0),
         "length_penalty_form": "power",
         # Lengths of transformers count the start token, and max_length EOS; ours count neither.
         "min_length": max(
             options.get("min_length", int, 0) - 1, options.get("min_new_tokens", int, 0), 0
         ),
+        "max_source_length": _MARIAN_MAX_TOKENS - 1,  # and EOS
         "no_repeat_ngram": options.get("no_repeat_ngram_size", int, 0),
-        "num_translations": options.get("num_return_sequences", int, 1) or 1,
         "repetition_penalty": options.get("repetition_penalty", float, 1.0) or 1.0,
-        "forbid_unknown": [target.unk] in bad_words,
+        "forbid_unknown": [target.unk] in options.get("bad_words_ids", list, []),
     }
     if options.is_set("max_new_tokens") or options.is_set("max_length"):
         longest = options.get("max_new_tokens", int, options.get("max_length", int, 0) - 1)
         # Of any source: without a limit relative to it.
         search["max_length"] = search["max_extra_length"] = min(max(longest - 1, 1), MAX_TOKENS)
-    if options.is_set("do_sample"):
-        search["method"] = "sampling"
-        search["temperature"] = options.get("temperature", float, 1.0)
-        search["top_k"] = options.get("top_k", int, 50)
-        search["top_p"] = options.get("top_p", float, 1.0)
-    else:
-        search["early_stop"] = _EARLY_STOP.get(str(options.values.get("early_stopping")), "current")
-    # Padding and the start token are never generated.
-    never = ([target.pad], [target.unk], [target.start] if target.is_ours else None)
-    others = {f"bad_words_ids {bad}": True for bad in bad_words if bad not in never}
-    ends = options.values.get("eos_token_id")
-    others |= {
-        f"num_beams {num_beams} with do_sample": num_beams > 1 and "method" in search,
-        f"eos_token_id {ends}, but the first": isinstance(ends, list) and len(ends) > 1,
-    } | {
-        f"{name} {value}": value and value != _OTHER_SEARCH[name]
-        for name, value in sorted(options.values.items())
-        if name in _OTHER_SEARCH
-    }
-    notes = []
-    if missing := [name for name, is_set in others.items() if is_set]:
-        notes.append(f"Search options that this package does not have: {', '.join(missing)}.")
-    if search["repetition_penalty"] != 1 and num_beams > 1:
-        notes.append(
-            "repetition_penalty changes logits here, and with a beam log-probabilities in "
-            "transformers: translations may differ."
-        )
-    return search, notes
-
-
-def _longest_source(path: pathlib.Path) -> int:
-    """Returns how many tokens of a source MarianTokenizer reads when it truncates, without EOS."""
-    # A tokenizer without a limit has 1e30, as a whole number.
-    longest = read_json(path).get("model_max_length") if path.exists() else None
-    if type(longest) is int and 1 < longest <= MAX_TOKENS:
-        return longest - 1
-    return _MARIAN_MAX_TOKENS - 1
+    return search
 
 
 def _language_codes(source: Symbols) -> list[str]:
     """Returns a note on how a user of a multilingual model selects the target language."""
     codes = sorted(filter(code_of, source.tokens))
-    if not codes:
-        return []
-    more = f" and {len(codes) - 8} others" if len(codes) > 8 else ""
-    return [f"Begin a sentence with the code of a language: {', '.join(codes[:8])}{more}."]
+    start = ", ".join(codes[:8]) + ", ..." * (len(codes) > 8)
+    return [f"Begin a sentence with the code of a language: {start}."] if codes else []
 
 
 # The export.
@@ -399,8 +309,8 @@ def export_transformers(
         # Without the format transformers rejects the file.
         weights = save(_marian_tensors(model), metadata={"format": "pt"})
         (aside / "model.safetensors").write_bytes(weights)
-        save_tokenizer(source, aside / "source.spm")
-        save_tokenizer(target, aside / "target.spm")
+        source.save(aside / "source.spm")
+        target.save(aside / "target.spm")
     return local_path(folder)
 
 

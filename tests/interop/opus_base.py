@@ -4,7 +4,8 @@
 
 writes the model into FOLDER in the format of transformers, with the SentencePiece models and tokens
 of the folder TOKENIZERS; prints the processor seconds of each part, the megabytes of the weights,
-and those of memory at the peak of the import, without this program's own.
+and those of memory at the peak of the import, without this program's own. With 0 sentences the
+model is imported only.
 """
 
 import json
@@ -125,8 +126,6 @@ def memory(name):
 
 def main(tokenizers, folder, num_sentences=NUM_SENTENCES):
     size = write(tokenizers, folder / "model")
-    with (tokenizers / "source.jsonl").open(encoding="utf-8") as file:
-        sentences = [json.loads(next(file))["text"] for _ in range(int(num_sentences))]
     found = {"weights_mb": size / 1e6}
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak until here
     before, start = memory("VmRSS"), sum(os.times()[:4])
@@ -139,16 +138,18 @@ def main(tokenizers, folder, num_sentences=NUM_SENTENCES):
     run = import_run(read_model(folder / "model"), folder / "run")
     note("import")
     found["import_peak_mb"] = (memory("VmHWM") - before) / 1e6
-    search = run.configs().search_config({"max_extra_length": 0})
-    translator = Translator(run.load_model(), *run.vocabularies(), search)
-    note("load")
-    rows = translator.translate(sentences)
-    note("translate")
-    found["translations"] = sum(bool(best.text) for best in rows)
-    version = export(translator, folder / "exports", sentences=sentences[:1])
-    note("export")
-    files = [each for each in version.rglob("*") if each.is_file()]
-    found["export_mb"] = sum(each.stat().st_size for each in files) / 1e6
+    with (tokenizers / "source.jsonl").open(encoding="utf-8") as file:
+        sentences = [json.loads(next(file))["text"] for _ in range(int(num_sentences))]
+    if sentences:
+        search = run.configs().search_config({"max_extra_length": 0})
+        translator = Translator(run.load_model(), *run.vocabularies(), search)
+        note("load")
+        found["translations"] = sum(bool(best.text) for best in translator.translate(sentences))
+        note("translate")
+        version = export(translator, folder / "exports", sentences=sentences[:1])
+        note("export")
+        files = [each for each in version.rglob("*") if each.is_file()]
+        found["export_mb"] = sum(each.stat().st_size for each in files) / 1e6
     print(json.dumps(found))
 
 

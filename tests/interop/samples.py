@@ -11,23 +11,43 @@ from keras_transformer.interop import read_model
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions
 from keras_transformer.models import Transformer
 
-FORMATS = {
-    "hf_marian": "transformers", "hf_marian_bin": "transformers",
-    "hf_marian_separate": "transformers", "marian_post_swish_tied": "marian",
-    "marian_pre_relu": "marian", "marian_embnorm_untied": "marian", "fairseq_math": "fairseq",
-    "fairseq_pre_gelu": "fairseq", "opennmt_tf": "opennmt_tf", "ct2_float32": "ctranslate2",
-    "ct2_int8": "ctranslate2",
-}  # fmt: skip
-NAMES = list(FORMATS)
 EOS = 3
+
+
+class Search(NamedTuple):
+    """How a toolkit searches: the rule for the end, and the limits of `SearchConfig`."""
+
+    early_stop: str
+    min_length: int
+    max_length: int
+    max_extra_length: int
+    max_source_length: int
+
+
+_OPUS, _MARIAN = Search("current", 0, 0, 50, 511), Search("first", 0, 0, 50, 512)
+# By name the format, the search, and the toolkit to which the model can be exported.
+SAMPLES = {
+    "hf_marian": ("transformers", _OPUS, "transformers"),
+    "hf_marian_bin": ("transformers", _OPUS, None),
+    "hf_marian_separate": ("transformers", _OPUS, "transformers"),
+    "marian_post_swish_tied": ("marian", _MARIAN, "ctranslate2"),
+    "marian_pre_relu": ("marian", _MARIAN, None),
+    "marian_embnorm_untied": ("marian", _MARIAN, "ctranslate2"),
+    "fairseq_math": ("fairseq", Search("first", 1, 200, 200, 1023), None),
+    "fairseq_pre_gelu": ("fairseq", Search("first", 1, 200, 200, 63), None),
+    "opennmt_tf": ("opennmt_tf", Search("exact", 0, 250, 250, 512), None),
+    "ct2_float32": ("ctranslate2", Search("first", 1, 256, 256, 1023), None),
+    "ct2_int8": ("ctranslate2", Search("first", 1, 256, 256, 1024), None),
+}
+NEEDS_TORCH = ("hf_marian_bin", "fairseq_math", "fairseq_pre_gelu")
 
 
 class Sample(NamedTuple):
     """A model, read, with what its own toolkit computes."""
 
+    name: str
     model: ForeignModel
     sentences: list[dict[str, Any]]
-    is_long: bool  # whether its sentences are
 
     def ours(self, ids: list[int], side: str) -> list[int]:
         """Returns our ids of theirs, EOS last."""
@@ -42,8 +62,8 @@ class Sample(NamedTuple):
         return [self.ours(entry[f"{side}_ids"], side) for entry in self.sentences]
 
 
-def given(folder: pathlib.Path) -> ImportOptions:
-    """Returns what the files in a sample's folder do not tell."""
+def import_options(folder: pathlib.Path) -> ImportOptions:
+    """Returns what the files in a sample's folder do not state."""
     if folder.name == "opennmt_tf":
         return ImportOptions(vocabularies=(folder / "v.src", folder / "v.tgt"), num_heads=4)
     if folder.name == "fairseq_pre_gelu":
@@ -59,13 +79,20 @@ def read_sample(sample_model, name: str) -> Sample:
     folder = sample_model(name)
     sample_model("hf_marian")
     sentences = json.loads((folder / "oracle.json").read_text())["sentences"]
-    return Sample(read_model(folder, None, given(folder)), sentences, name == "fairseq_math")
+    return Sample(name, read_model(folder, None, import_options(folder)), sentences)
 
 
 def pad(rows: list[list[int]]) -> np.ndarray:
     """Returns an array of rows of any length."""
     width = max(map(len, rows))
     return np.array([row + [0] * (width - len(row)) for row in rows])
+
+
+def assert_equal_weights(model, other):
+    """Both models have the same configuration but for dropout, and the same weights."""
+    assert model.config.replace(dropout=other.config.dropout) == other.config
+    for weight, expected in zip(model.weights, other.weights, strict=True):
+        np.testing.assert_array_equal(weight, expected, err_msg=expected.path)
 
 
 def make_model(config, *, seed=3, scale=2.0, noise=0.3, **options):

@@ -1,7 +1,6 @@
 """Models of the Hugging Face Hub, offered by a server of this machine as the Hub does."""
 
 import sys
-from unittest import mock
 
 import pytest
 from fake_hub import COMMIT, NAME, FakeHub
@@ -33,16 +32,19 @@ def files(requests):
 
 
 def test_only_needed_files_are_downloaded_once(fake_hub, sample_model, tmp_path, monkeypatch):
+    fake_hub.bytes_left = 1000  # the transfer of the weights breaks, and is resumed
     path = download(NAME)
     expected = {"config.json", "generation_config.json", "model.safetensors", "source.spm",
                 "target.spm", "vocab.json"}  # fmt: skip
     assert {each.name for each in path.iterdir()} == expected
     assert (sample_model("hf_marian") / "oracle.json").exists()  # which the Hub has besides
     assert set(files(fake_hub.requests)) == expected
+    assert files(fake_hub.requests).count("model.safetensors") >= 2
+    weights = (sample_model("hf_marian") / "model.safetensors").read_bytes()
+    assert (path / "model.safetensors").read_bytes() == weights
     assert path.name == COMMIT
-    origin = {"format": "transformers", "model": NAME, "revision": COMMIT}
     run = import_run(read_model(NAME), tmp_path / "run")
-    assert run.configs().origin == origin
+    assert run.configs().origin == {"format": "transformers", "model": NAME, "revision": COMMIT}
 
     fake_hub.requests.clear()
     assert download(NAME, revision="v1") == download(NAME, revision=COMMIT) == path
@@ -51,7 +53,7 @@ def test_only_needed_files_are_downloaded_once(fake_hub, sample_model, tmp_path,
     fake_hub.requests.clear()
     assert download(NAME) == path
     assert fake_hub.requests == []
-    with pytest.raises(InputError, match=r"the cache .* has no config.json of some/other"):
+    with pytest.raises(InputError, match=r"some/other has no config.json"):
         download("some/other")
 
 
@@ -59,26 +61,7 @@ def test_pickles_are_downloaded_where_there_are_no_safetensors(fake_hub, sample_
     fake_hub.models[NAME] = sample_model("hf_marian_bin")
     path = download(NAME)
     assert "pytorch_model.bin" in files(fake_hub.requests)
-    assert read_model(path).config == read_model(sample_model("hf_marian_bin")).config
-
-
-def test_broken_transfer_is_resumed(fake_hub, sample_model):
-    fake_hub.bytes_left = 1000
-    path = download(NAME)
-    assert files(fake_hub.requests).count("model.safetensors") >= 2
-    expected = (sample_model("hf_marian") / "model.safetensors").read_bytes()
-    assert (path / "model.safetensors").read_bytes() == expected
-
-
-def test_connection_that_breaks_for_good_is_reported(monkeypatch):
-    import huggingface_hub.errors
-
-    of_http, *_ = huggingface_hub.errors.HfHubHTTPError.__bases__  # of the Hub's HTTP library
-    monkeypatch.setattr(
-        huggingface_hub, "hf_hub_download", mock.Mock(side_effect=of_http("peer closed\nit"))
-    )
-    with pytest.raises(InputError, match=r"cannot download config.json of .* \(peer closed it\)"):
-        download(NAME)
+    assert {"model.safetensors", "oracle.json"}.isdisjoint(each.name for each in path.iterdir())
 
 
 def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_path, monkeypatch):
@@ -88,13 +71,13 @@ def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_p
         if config is not None:
             (tmp_path / name / "config.json").write_text(f'{{"model_type": "{config}"}}')
     for name, revision, message in (
-        ("Helsinki-NLP/opus-mt-en-dee", None, "there is no file or folder .*-dee, and no public m"),
-        ("someone/gated", None, "accept the terms of http.*/someone/gated, and log in"),
-        (NAME, "v9", "cannot download config.json of .* Revision Not Found"),
+        ("Helsinki-NLP/opus-mt-en-dee", None, "no file or folder .*-dee, and no config.json of ht"),
+        ("someone/gated", None, "no config.json of http.*/someone/gated .*gated repo"),
+        (NAME, "v9", "no config.json of .* Revision Not Found"),
         ("some/bert", None, "model_type is 'bert', and of the models of transformers only"),
-        ("some/empty", None, "some/empty has no config.json of some/empty"),
+        ("some/empty", None, "some/empty has no config.json"),
         ("some/bare", None, "some/bare has no vocab.json, which a MarianMTModel needs"),
-        ("some/--", None, r"cannot download config.json of .*some/--"),
+        ("some/--", None, r"no config.json of .*some/--"),
     ):
         with pytest.raises(InputError, match=message) as caught:
             download(name, revision)
@@ -103,23 +86,8 @@ def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_p
 
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between its attempts
-    with pytest.raises(
-        InputError, match=r"no file or folder .*http://127.0.0.1:9 cannot be reached"
-    ):
+    with pytest.raises(InputError, match=r"no file or folder .*http://127.0.0.1:9 cannot be"):
         download(NAME)
-
-
-def test_mistyped_run_does_not_ask_for_the_package_of_the_hub(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(
-        InputError, match=r"no file or folder runs/nmbers; a model of the Hub .*'.\[hub\]'"
-    ):
-        download("runs/nmbers")
-
-
-def test_revision_of_a_path_is_rejected(tmp_path):
-    with pytest.raises(InputError, match="a revision is of a model on the Hub"):
-        read_model(tmp_path, revision="v1")
 
 
 def test_names_of_the_hub_are_told_from_paths(tmp_path, monkeypatch):
@@ -127,13 +95,18 @@ def test_names_of_the_hub_are_told_from_paths(tmp_path, monkeypatch):
     assert hub.is_hub_name(NAME)
     (tmp_path / NAME).mkdir(parents=True)
     assert not any(map(hub.is_hub_name, (NAME, "opus-mt-en-de", "/a/b", "../a", "a/b/c")))
+    with pytest.raises(InputError, match="a revision is of a model on the Hub"):
+        read_model(tmp_path, revision="v1")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(
+        InputError, match=r"no file or folder runs/nmbers; a model of the Hub .*'.\[hub\]'"
+    ):
+        download("runs/nmbers")
 
 
 @pytest.mark.slow
 def test_name_becomes_a_saved_model_that_keeps_no_run(fake_hub, call, tmp_path):
     flags = (f"--model={NAME}", f"--export_dir={tmp_path}/opus", "--max_extra_length=5")
-    result = call("export.py", *flags, "--warm_up_file=absent")
-    assert (result.code, "absent cannot be read" in result.err) == (1, True)
     result = call("export.py", *flags)
     assert result.code == 0, result.err
     assert f"Exported {NAME} to {tmp_path}/opus/1 (" in result.out
@@ -141,9 +114,3 @@ def test_name_becomes_a_saved_model_that_keeps_no_run(fake_hub, call, tmp_path):
     assert card["training"][0]["origin"]["revision"] == COMMIT
     assert card["search"]["length_penalty_form"] == "power"  # how the model itself searches
     assert {each.name for each in tmp_path.iterdir()} == {"cache", "opus"}
-    for more, message in (
-        (f"--run_dir={tmp_path}", "give either --run_dir or --model"),
-        ("--checkpoint=average", "--checkpoint cannot be combined with --model"),
-    ):
-        assert message in call("export.py", *flags, more).err
-    assert "give either --run_dir or --model" in call("export.py", f"--export_dir={tmp_path}/x").err

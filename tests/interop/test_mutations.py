@@ -16,20 +16,18 @@ from keras_transformer.models import Transformer
 from keras_transformer.text import learn_vocabulary
 
 # For each format its weights, where sizes and names stand, and its smaller files.
-WEIGHTS = {
-    "hf_marian": "model.safetensors",
-    "hf_marian_bin": "pytorch_model.bin",
-    "marian_post_swish_tied": "model.npz",
-    "fairseq_pre_gelu": "checkpoint_last.pt",
-    "opennmt_tf": "ckpt-130.index",
-    "ct2_int8": "model.bin",
-}
+WEIGHTS = [
+    ("hf_marian", "model.safetensors"), ("hf_marian_bin", "pytorch_model.bin"),
+    ("marian_post_swish_tied", "model.npz"), ("fairseq_pre_gelu", "checkpoint_last.pt"),
+    ("opennmt_tf", "ckpt-130.index"), ("ct2_int8", "model.bin"),
+]  # fmt: skip
 OTHERS = [
     ("hf_marian", "config.json"), ("hf_marian", "vocab.json"), ("hf_marian", "source.spm"),
     ("marian_pre_relu", "vocab.src.yml"), ("marian_pre_relu", "decoder.yml"),
     ("fairseq_pre_gelu", "dict.en.txt"), ("opennmt_tf", "v.src"),
     ("opennmt_tf", "ckpt-130.data-00000-of-00001"), ("ct2_int8", "source_vocabulary.json"),
 ]  # fmt: skip
+COUNT = 20  # of damaged files
 MOST_FLIPS = 3  # bits of a file
 ANY_VOCABULARY = learn_vocabulary(["a"], size=8, kind="char")
 READERS = ("ctranslate2", "fairseq", "marian", "opennmt_tf", "transformers")
@@ -47,39 +45,15 @@ def mutated(content, generator):
     return bytes(found)
 
 
-def count_differences(model, original, by_row=False):
-    """Gives how many numbers, or rows, of each tensor differ; None if the tensors are others."""
+def count_differences(model, original, by_row):
+    """Gives the most numbers, or rows, that differ in a tensor; None if the tensors are others."""
     if set(model.tensors) != set(original.tensors):
         return None
     pairs = [(model.tensors.get(name), original.tensors.get(name)) for name in original.tensors]
     if any(np.shape(one) != np.shape(other) for one, other in pairs):
         return None
     differences = [np.atleast_2d(one != other) for one, other in pairs]
-    return [int(np.sum(each.any(axis=-1) if by_row else each)) for each in differences]
-
-
-@pytest.fixture
-def mutate(sample_model, tmp_path):
-    """Reads a sample many times, each time with one of its files changed."""
-
-    def mutate(name, file, check):
-        folder = pathlib.Path(shutil.copytree(sample_model(name), tmp_path / name))
-        path, given = folder / file, samples.given(folder)
-        content = path.read_bytes()
-        original = read_model(folder, samples.FORMATS[name], given)
-        path.unlink()
-        generator, refused = random.Random(10), 0
-        for _ in range(COUNT):
-            path.write_bytes(mutated(content, generator))
-            try:
-                check(read_model(folder, samples.FORMATS[name], given), original)
-            except InputError as error:
-                assert str(error).isprintable()  # one line
-                refused += 1
-            path.unlink()  # it may be mapped into memory still
-        return refused
-
-    return mutate
+    return max(int(np.sum(each.any(axis=-1) if by_row else each)) for each in differences)
 
 
 @functools.cache
@@ -87,37 +61,36 @@ def transformer(config):
     return Transformer(config, dtype="float32")
 
 
-def check_weights(model, original, by_row):
-    """Only the numbers whose bits were flipped may differ; an option, too, where it is a number."""
-    differences = count_differences(model, original, by_row)
-    if differences is None or model.options != original.options:
-        model.fill(transformer(model.config))
-        return
-    assert max(differences) <= MOST_FLIPS
-    assert (model.source, model.target) == (original.source, original.target)
-
-
-def check_others(model, original):
-    """Options and tokens may be others, the tensors not."""
-    assert (differences := count_differences(model, original)) and not any(differences)
-    SearchConfig(**model.search)
-    model.fill(transformer(model.config))
-
-
-COUNT = 20  # of damaged files
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_damaged_weights_are_rejected_or_read(name, mutate, monkeypatch):
-    if name in ("hf_marian_bin", "fairseq_pre_gelu"):
+@pytest.mark.parametrize(("name", "file"), WEIGHTS + OTHERS)
+def test_damaged_files_are_rejected_or_read(name, file, sample_model, tmp_path, monkeypatch):
+    if name in samples.NEEDS_TORCH:
         pytest.importorskip("torch", reason="needs the package torch")
-    for reader in READERS:  # vocabularies take longest, and are the next test's
+    is_weights = (name, file) in WEIGHTS
+    for reader in READERS if is_weights else ():  # vocabularies take longest
         function = f"keras_transformer.interop.{reader}.make_vocabularies"
         monkeypatch.setattr(function, lambda *arguments: (ANY_VOCABULARY, ANY_VOCABULARY))
-    check = functools.partial(check_weights, by_row=name == "ct2_int8")  # a scale is of a row
-    assert mutate(name, WEIGHTS[name], check) >= 0.1 * COUNT
-
-
-@pytest.mark.parametrize(("name", "file"), OTHERS)
-def test_other_damaged_files_are_rejected_or_read(name, file, mutate):
-    assert mutate(name, file, check_others) >= 1
+    folder = pathlib.Path(shutil.copytree(sample_model(name), tmp_path / name))
+    path, options = folder / file, samples.import_options(folder)
+    content, (format_name, *_) = path.read_bytes(), samples.SAMPLES[name]
+    original = read_model(folder, format_name, options)
+    path.unlink()
+    generator, rejected = random.Random(10), 0
+    for _ in range(COUNT):
+        path.write_bytes(mutated(content, generator))
+        try:
+            model = read_model(folder, format_name, options)
+            # In int8 a scale is of a row.
+            differences = count_differences(model, original, by_row=name == "ct2_int8")
+            SearchConfig(**model.search)
+            if not is_weights:  # options and tokens may be others
+                assert differences == 0
+            if is_weights and differences is not None and model.options == original.options:
+                assert differences <= MOST_FLIPS
+                assert (model.source, model.target) == (original.source, original.target)
+            else:
+                model.fill(transformer(model.config))
+        except InputError as error:
+            assert str(error).isprintable()  # one line
+            rejected += 1
+        path.unlink()  # it may be mapped into memory still
+    assert rejected >= (0.1 * COUNT if is_weights else 1)
