@@ -200,7 +200,7 @@ def length_normalization():
 
 def coverage():
     attention = softmax(normal(4, T, 30)).sum(axis=1)  # of T target tokens, on 30 of the source
-    here = coverage_penalty(tf.constant(attention[None], tf.float32), tf.constant([[0.2]]))[0]
+    here = coverage_penalty(tf.constant(attention[None], tf.float32), tf.constant([0.2]))[0]
     return here, 0.2 * np.log(np.minimum(attention, 1)).sum(axis=-1)
 
 
