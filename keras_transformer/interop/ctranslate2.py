@@ -45,7 +45,7 @@ from keras_transformer.interop.reading import (
     reading,
     reject,
 )
-from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
+from keras_transformer.interop.vocabularies import Symbols, make_vocabularies, save_tokenizer
 from keras_transformer.layers import sinusoids
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
@@ -113,8 +113,8 @@ def export_ctranslate2(
         except (RuntimeError, ValueError) as error:
             raise InputError(f"quantization {quantization!r} cannot be used ({error})") from error
         spec.save(str(aside))
-        source.save(aside / "source.model")
-        target.save(aside / "target.model")
+        save_tokenizer(source, aside / "source.model")
+        save_tokenizer(target, aside / "target.model")
     return local_path(folder)
 
 

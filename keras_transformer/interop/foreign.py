@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -279,6 +279,12 @@ def _fill_table(variable: Any, table: Array, symbols: Symbols) -> None:
     for start in range(0, len(symbols.order), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)
         variable.value[rows].assign(_our_rows(table, symbols, rows=rows))
+
+
+def missing_options(options: Iterable[str]) -> list[str]:
+    """Returns a note on search options of the files that `SearchConfig` lacks, if there are any."""
+    names = ", ".join(options)
+    return [f"Search options that this package does not have: {names}."] if names else []
 
 
 def check_rows(rows: int, symbols: Symbols) -> None:

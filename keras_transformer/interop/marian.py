@@ -15,7 +15,12 @@ import numpy as np
 import yaml
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
+from keras_transformer.interop.foreign import (
+    ForeignModel,
+    ImportOptions,
+    Layout,
+    missing_options,
+)
 from keras_transformer.interop.reading import (
     Array,
     Tensors,
@@ -72,6 +77,11 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "transformer-tied-layers": ([],),
 }
 _SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
+# Options of decoder.yml that change translations and that `SearchConfig` lacks.
+_OTHER_SEARCH = (
+    "word-penalty", "max-length-factor", "output-sampling", "shortlist", "force-decode",
+    "word-scores-threshold", "allow-special",
+)  # fmt: skip
 _BEAM_SIZE = "12"  # of marian-decoder, where decoder.yml names none
 _OPTIONS = "special:model.yml"
 _Number = TypeVar("_Number", int, float)
@@ -127,6 +137,11 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
             (source, target), import_options.spms or _find_spms(vocabularies), str(vocabularies[0])
         ),
         search=search_fields(decoder),
+        notes=missing_options(
+            f"{name} {decoder[name]}"
+            for name in _OTHER_SEARCH
+            if decoder.get(name) not in (None, "", "0", "0.0", "false", [])
+        ),
     )
 
 

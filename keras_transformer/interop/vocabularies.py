@@ -3,21 +3,29 @@
 In other toolkits a model has its own ids, beside a SentencePiece model with different ids, or
 beside none at all. `make_vocabularies` rewrites the SentencePiece model so that its ids are those
 of the model: the graph needs no table, and the rows of matrices are put into that order.
+`save_tokenizer` writes a vocabulary for other toolkits.
 """
 
 import dataclasses
 import functools
+import io
 import pathlib
-from collections.abc import Sequence
+import re
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 from google.protobuf.message import DecodeError
-from sentencepiece import SentencePieceProcessor
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from keras_transformer.config import WORD_START
 from keras_transformer.errors import InputError
+from keras_transformer.files import write_atomically
 from keras_transformer.interop.reading import map_file, reading
 from keras_transformer.text import Vocabulary
+from keras_transformer.text.normalization import IGNORABLE, SPACES
 from keras_transformer.text.sentencepiece_model import (
     CONTROL,
     NORMAL,
@@ -207,12 +215,39 @@ def _reserved_pieces(symbols: Symbols) -> list[tuple[str, float, int]]:
     return [(pad, 0.0, CONTROL), (unk, 0.0, UNKNOWN), (bos, 0.0, CONTROL), (eos, 0.0, CONTROL)]
 
 
+# The tokenizer of an export: SentencePiece alone, without what `Vocabulary` does to a text before.
+
+
+def save_tokenizer(vocabulary: Vocabulary, path: pathlib.Path) -> None:
+    """Writes a SentencePiece model that reads text as the vocabulary does, see `tokenizer_notes`.
+
+    Its normalization gets rules for the spaces and the invisible characters that the vocabulary
+    replaces or drops by itself.
+    """
+    model = model_message().FromString(vocabulary.model_bytes)
+    normalize = SentencePieceProcessor(model_proto=vocabulary.model_bytes).normalize
+    missing = {
+        character: result
+        for characters, pattern, result in (
+            (SPACES, vocabulary.space_pattern, " "),
+            (IGNORABLE, vocabulary.dropped_pattern, ""),
+        )
+        for character in characters
+        if re.match(pattern, character)
+        and character not in " \0"  # no rule can have a NUL
+        and normalize(f"1{character}1") != normalize(f"1{result}1")
+    }
+    if missing:
+        rules = _rules(model.normalizer_spec.precompiled_charsmap) | missing
+        model.normalizer_spec.precompiled_charsmap = _compiled(rules)
+        model.normalizer_spec.name = "user_defined"
+        model.ClearField("self_test_data")
+    write_atomically(path, model.SerializeToString())
+
+
 def tokenizer_notes(source: Vocabulary) -> list[str]:
-    """Returns how SentencePiece alone, as exported, reads a text unlike the vocabulary."""
-    notes = [
-        "Remove invisible characters, such as a byte order mark, from a text, and replace line "
-        "separators and other unusual spaces by spaces."
-    ]
+    """Returns in which cases an exported tokenizer reads a text unlike the vocabulary."""
+    notes = []
     if source.composes:
         notes.append(
             "Normalize text to Unicode's form C before its tokenizer, which cannot put accents and "
@@ -223,3 +258,47 @@ def tokenizer_notes(source: Vocabulary) -> list[str]:
     if source.cuts_words_apart:
         notes.append("Its SentencePiece model makes one unknown token of a run of unknown words.")
     return notes
+
+
+def _rules(charsmap: bytes) -> dict[str, str]:
+    """Returns the rules of a normalizer, what becomes of each text.
+
+    The bytes are the size of a trie, the trie as a double array of Darts-clone, whose leaves are
+    places in what follows, and the results, each with a NUL at its end.
+    """
+    if not charsmap:
+        return {}
+    (size,) = struct.unpack_from("<I", charsmap)
+    units, results = np.frombuffer(charsmap, "<u4", size // 4, 4), charsmap[4 + size :]
+    offsets = (units >> 10) << ((units & 0x200) >> 6)
+    labels = np.arange(1, 256)
+    rules, nodes = {}, [(0, b"")]
+    while nodes:
+        node, start = nodes.pop()
+        children = labels ^ int(node ^ offsets[node])
+        is_child = (units[children] & 0x800000FF) == labels
+        for child, label in zip(children[is_child], labels[is_child], strict=True):
+            text = start + bytes([label])
+            nodes.append((child, text))
+            if units[child] & 0x100:
+                place = int(units[child ^ offsets[child]] & 0x7FFFFFFF)
+                rules[text.decode()] = results[place : results.index(0, place)].decode()
+    return rules
+
+
+def _compiled(rules: Mapping[str, str]) -> bytes:
+    """Returns rules as SentencePiece compiles them, which it does only where it learns."""
+    lines = (
+        "\t".join(" ".join(f"{ord(character):X}" for character in text) for text in rule)
+        for rule in rules.items()
+    )
+    learned = io.BytesIO()
+    with tempfile.NamedTemporaryFile("w", encoding="ascii", suffix=".tsv") as file:
+        file.write("\n".join(lines) + "\n")
+        file.flush()
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(["a"]), model_writer=learned, model_type="char", vocab_size=5,
+            hard_vocab_limit=False, normalization_rule_tsv=file.name, minloglevel=2,
+        )  # fmt: skip
+    model = model_message().FromString(learned.getvalue())
+    return bytes(model.normalizer_spec.precompiled_charsmap)

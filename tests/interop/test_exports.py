@@ -5,6 +5,7 @@ import json
 import pathlib
 import random
 import sys
+import unicodedata
 
 import keras
 import numpy as np
@@ -21,8 +22,9 @@ from keras_transformer.errors import InputError
 from keras_transformer.interop import read_model
 from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.interop.transformers import export_transformers
-from keras_transformer.interop.vocabularies import tokenizer_notes
+from keras_transformer.interop.vocabularies import save_tokenizer, tokenizer_notes
 from keras_transformer.models import Transformer
+from keras_transformer.pretrained import load_pretrained
 from keras_transformer.text import learn_vocabulary
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
@@ -127,14 +129,35 @@ def test_what_a_toolkit_lacks_is_listed_and_nothing_is_written(
     assert [path.name for path in sorted(tmp_path.rglob("*"))] == ["file", "taken"]
 
 
-def test_notes_tell_what_an_exported_tokenizer_reads_otherwise(sample_model):
-    for vocabulary, expected in (
-        (read_model(sample_model("hf_marian")).vocabularies[0], "language code"),
-        (read_model(sample_model("marian_pre_relu")).vocabularies[0], "unknown words"),
-        (learn_vocabulary(["e\u0301in Hund, zwei"] * 9, size=30), "form C"),
-    ):
-        notes = " ".join(tokenizer_notes(vocabulary))
-        assert "invisible characters" in notes and expected in notes
+# The tokenizer of an export
+
+
+@pytest.mark.parametrize("name", ["hf_marian", "opus_tokenizers", "en-de", "learned"])
+def test_exported_tokenizer_reads_as_the_vocabulary_does(name, sample_model, tmp_path):
+    """Spaces and invisible characters as well; its notes tell what it reads otherwise."""
+    if name == "opus_tokenizers":
+        opus_base.write(sample_model(name), tmp_path / "opus", layers=1, dim=16, inner=16, tokens=0)
+        vocabulary = read_model(tmp_path / "opus").vocabularies[0]
+    elif name == "hf_marian":
+        vocabulary = read_model(sample_model(name)).vocabularies[0]
+    elif name == "en-de":
+        vocabulary = load_pretrained(name).source
+    else:
+        vocabulary = learn_vocabulary(["e\u0301in Hund, zwei \u05d1\u05b0\u05bc"] * 9, size=40)
+    texts = ["\ufeffWhere is the station?", "I like dogs\ufe0f.", "a\u2028b\u200bc \U000e0061",
+             "\xa0two\u3000men\x07", "C++ and i++; 北京", "caf\u00e9 \u2063x\u034f"]  # fmt: skip
+    save_tokenizer(vocabulary, tmp_path / "source.spm")
+    processor = sentencepiece.SentencePieceProcessor(str(tmp_path / "source.spm"))
+    ids = {piece: id_ for id_, piece in enumerate(vocabulary.pieces(range(vocabulary.size)))}
+    for text in texts:
+        found = [ids.get(piece, 1) for piece in processor.encode(text, out_type=str)]
+        assert [found] == vocabulary.encode([text]), text
+    notes = " ".join(tokenizer_notes(vocabulary))
+    assert (">>deu<<" in vocabulary.language_codes) == ("language code" in notes)
+    disordered = "\u05d1\u05bc\u05b0"
+    composed = unicodedata.normalize("NFC", disordered)
+    if vocabulary.encode([disordered]) == vocabulary.encode([composed]) and name == "learned":
+        assert "form C" in notes
 
 
 # What CTranslate2 computes with a folder

@@ -369,6 +369,33 @@ def test_search_options_are_taken_over(name, options, search, copy):
     assert read_model(folder).search.items() >= search.items()
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "noted"),
+    [
+        (HF, {"num_beams": 4, "max_length": 512, "do_sample": False, "num_beam_groups": None}, ""),
+        (HF, {"do_sample": True}, "do_sample True"),
+        (HF, {"eos_token_id": [0, 5]}, "eos_token_id [0, 5], but the first"),
+        (HF, {"bad_words_ids": [[777], [9, 8]]}, "bad_words_ids [[9, 8]]"),
+        (HF, {"diversity_penalty": 0.5}, "diversity_penalty 0.5"),
+        (HF, {"repetition_penalty": 1.2}, ""),
+        (HF, {"repetition_penalty": 1.2, "num_beams": 4}, "repetition_penalty changes logits"),
+        (MARIAN, {"normalize": 1, "word-penalty": 0}, ""),
+        (MARIAN, {"output-sampling": ["full"], "max-length-factor": 2},
+         "max-length-factor 2, output-sampling"),
+    ],
+)  # fmt: skip
+def test_search_options_that_are_not_taken_over_are_noted(name, options, noted, copy):
+    folder = copy(name)
+    if name == MARIAN:
+        files = {"models": ["model.npz"], "vocabs": ["vocab.src.yml", "vocab.trg.yml"]}
+        (folder / "decoder.yml").write_text(json.dumps(files | options))
+    else:
+        (folder / "generation_config.json").write_text(json.dumps(options))
+    others = ("Begin a sentence", "The text must")
+    notes = [note for note in read_model(folder).notes if not note.startswith(others)]
+    assert [noted in note for note in notes] == [True] * bool(noted)
+
+
 def test_language_codes_are_noted_and_the_start_token_is_read(copy):
     folder = copy("hf_marian")
     path = folder / "generation_config.json"
