@@ -65,11 +65,6 @@ class ModelConfig(JsonConfig):
     output_bias: bool = option(False, "Give the output projection a bias.")
 
     def __post_init__(self) -> None:
-        if not hasattr(self, "architecture"):
-            raise InputError(
-                f"{type(self).__name__} has no architecture; make the configuration of one of "
-                f"{', '.join(architectures())}, or use ModelConfig.preset"
-            )
         super().__post_init__()
         if self.share_embeddings == "all" and self.target_vocabulary_size is not None:
             raise InputError(

@@ -72,7 +72,7 @@ def config_class(**attributes):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda _: ModelConfig(**SIZE), "ModelConfig has no architecture; make the con"),
+        (lambda _: build_model(ModelConfig(**SIZE)), "no model is registered for ModelConfig; "),
         (lambda _: ModelConfig.from_dict(SIZE), "must be one of transformer, conv, got None"),
         (
             lambda _: ModelConfig.from_dict(SIZE | {"architecture": "graph"}),
