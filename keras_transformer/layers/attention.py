@@ -16,7 +16,7 @@ from keras import ops
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
-from keras_transformer.layers.base import Layer, full_precision, softmax
+from keras_transformer.layers.base import Layer, ReadsMemory, full_precision, softmax
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
 from keras_transformer.layers.kv_cache import (
@@ -302,7 +302,7 @@ class SelfAttention(ScaledDotProductAttention):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class CrossAttention(ScaledDotProductAttention):
+class CrossAttention(ReadsMemory, ScaledDotProductAttention):
     """Multi-head attention of a decoder to the encoder's output, its memory (3.2.3).
 
     Args: see `ScaledDotProductAttention`.

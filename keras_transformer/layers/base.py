@@ -33,8 +33,10 @@ class Layer(keras.layers.Layer):
     ) -> tuple[int | None, ...]:
         return tuple(input_shape)
 
-    # Functional models trace `call`, which may return more than one tensor.
-    compute_output_spec = keras.Operation.compute_output_spec
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("return_attention_scores") or kwargs.get("return_steps"):
+            return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces `call`
+        return super().compute_output_spec(*args, **kwargs)  # JAX cannot trace unknown lengths
 
     def _dense(
         self, units: int | None, name: str, input_shape: Any, **options: Any
@@ -60,11 +62,19 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 class ReadsMemory:
-    """Base of layers that are called with x and a memory: Keras builds them by these names."""
+    """Base of layers that are called with x and a memory, and return the shape of x.
+
+    Keras finds the shapes by the names of these arguments.
+    """
 
     def build(self, x_shape: tuple[int | None, ...], memory_shape: Any = None) -> None:
         parent: Any = super()
         parent.build(x_shape, memory_shape)
+
+    def compute_output_shape(
+        self, x_shape: tuple[int | None, ...], memory_shape: Any = None
+    ) -> tuple[int | None, ...]:
+        return tuple(x_shape)
 
 
 def with_scores(result: Any) -> tuple[Any, ...]:

@@ -65,6 +65,10 @@ class TokenEmbedding(Layer):
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (*input_shape, self.model_dim)
 
+    def compute_output_spec(self, ids: Any, reverse: bool = False) -> Any:
+        shape = (*ids.shape[:-1], self.vocabulary_size) if reverse else (*ids.shape, self.model_dim)
+        return keras.KerasTensor(shape, self.compute_dtype)
+
 
 def sinusoids(
     positions: Tensor, model_dim: int, layout: str = "sinusoidal", dtype: str = "float32"
