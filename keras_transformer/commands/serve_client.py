@@ -9,11 +9,12 @@ keras-transformer serve_client --server=dns:///mt.example.org:8500 --output=outp
 
 import os
 import re
+from typing import Any
 
 from absl import flags
 
 from keras_transformer.commands import command_flags, common, line_io
-from keras_transformer.config import SearchConfig, check_options
+from keras_transformer.config import SearchConfig
 from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
@@ -26,27 +27,31 @@ _SERVER = flags.DEFINE_string(
     "turn.",
     required=True,
 )
-_PROTOCOL = flags.DEFINE_enum("protocol", "grpc", ["grpc", "rest"], "Protocol of this port.")
-_MODEL = flags.DEFINE_string("model", "translator", "Name of the model on the server.")
-_VERSION = flags.DEFINE_integer("model_version", None, "Version of the model. Default: the latest.")
-_LABEL = flags.DEFINE_string("label", None, "Label of a version, instead of its number.")
-_TIMEOUT = flags.DEFINE_float("timeout", 60.0, "Seconds for a request, retries included.")
-_RETRIES = flags.DEFINE_integer(
+flags.DEFINE_enum("protocol", "grpc", ["grpc", "rest"], "Protocol of this port.")
+flags.DEFINE_string("model", "translator", "Name of the model on the server.")
+flags.DEFINE_integer("model_version", None, "Version of the model. Default: the latest.")
+flags.DEFINE_string("label", None, "Label of a version, instead of its number.")
+flags.DEFINE_float("timeout", 60.0, "Seconds for a request, retries included.")
+flags.DEFINE_integer(
     "retries", 4, "How often a request is repeated while the server is unreachable or overloaded."
 )
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
-_REQUESTS = flags.DEFINE_integer("requests_in_flight", 4, "Requests that run at the same time.")
-_TLS = flags.DEFINE_boolean("tls", False, "Connect over TLS.")
-_ROOT_CERTIFICATES = command_flags.define_path(
+flags.DEFINE_integer("batch_size", 64, "Sentences in one request.")
+flags.DEFINE_integer("requests_in_flight", 4, "Requests that run at the same time.")
+flags.DEFINE_boolean("tls", False, "Connect over TLS.")
+command_flags.define_path(
     "root_certificates",
     "PEM file of the certificate authorities to trust. Default: those of the system.",
 )
-_CLIENT_CERTIFICATE = command_flags.define_path(
+command_flags.define_path(
     "client_certificate", "PEM file of the client's certificate chain, for mutual TLS."
 )
-_CLIENT_KEY = command_flags.define_path(
-    "client_key", "PEM file of the client's private key, unencrypted."
-)
+command_flags.define_path("client_key", "PEM file of the client's private key, unencrypted.")
+# The arguments of `Client` that these flags set, where the names differ.
+_ARGUMENTS = {"model_version": "version", "timeout": "timeout_s"}
+_CLIENT_FLAGS = (
+    "protocol", "model", "model_version", "label", "timeout", "retries", "batch_size",
+    "requests_in_flight", "tls", "root_certificates", "client_certificate", "client_key",
+)  # fmt: skip
 _HEADERS_FILE = command_flags.define_path(
     "headers_file",
     "File of HTTP headers or gRPC metadata to send, one a line, for example "
@@ -63,8 +68,7 @@ for _name in _OPTIONS:
 
 
 def main(arguments: list[str]) -> None:
-    search = command_flags.given_flags(SearchConfig)
-    check_options(search)  # reports a wrong value at once
+    search = command_flags.given_search()
     job = line_io.Job(**command_flags.given_flags(line_io.Job))
     common.check_output(job.output, [_HEADERS_FILE.value, job.references, job.prefixes, *arguments])
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
@@ -72,22 +76,10 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.client import Client
 
     common.print_warnings()
-    with Client(
-        _SERVER.value,
-        model=_MODEL.value,
-        version=_VERSION.value,
-        label=_LABEL.value,
-        timeout_s=_TIMEOUT.value,
-        retries=_RETRIES.value,
-        protocol=_PROTOCOL.value,
-        batch_size=_BATCH_SIZE.value,
-        requests_in_flight=_REQUESTS.value,
-        tls=_TLS.value,
-        root_certificates=_ROOT_CERTIFICATES.value,
-        client_certificate=_CLIENT_CERTIFICATE.value,
-        client_key=_CLIENT_KEY.value,
-        headers=headers,
-    ) as client:
+    arguments_of_client: dict[str, Any] = {
+        _ARGUMENTS.get(name, name): flags.FLAGS[name].value for name in _CLIENT_FLAGS
+    }
+    with Client(_SERVER.value, headers=headers, **arguments_of_client) as client:
         line_io.answer_lines(job, client, arguments, search, TranslationTask())
 
 
