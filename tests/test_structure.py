@@ -31,8 +31,8 @@ FLOORS = {
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
     "client": 555, "commands": 2090, "config": 1415, "data": 1430, "explorer": 525,
-    "inference": 1210, "interop": 2720, "layers": 2705, "models": 1900, "pretrained": 105,
-    "search": 1615, "serving": 725, "tasks": 1765, "text": 990, "training": 2710,
+    "inference": 1210, "interop": 2865, "layers": 2705, "models": 1900, "pretrained": 105,
+    "search": 1615, "serving": 710, "tasks": 1765, "text": 990, "training": 2710,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.
 WITHOUT_TENSORFLOW = (

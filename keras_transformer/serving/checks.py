@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.config import UNK_ID
-from keras_transformer.errors import InputError, needs_extra, one_line
+from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.inference import ModelFunctions
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.text import Vocabulary
@@ -156,14 +156,36 @@ def compare_answers(
         timeout: seconds that the process may take.
 
     Raises:
-        InputError: the process or Python cannot answer, the process takes too long, or its answers
-            differ from Python's.
+        InputError: the process cannot answer, takes too long, or its answers differ from Python's.
+        tf.errors.OpError: Python cannot answer.
     """
     from tensorflow_serving.apis import predict_pb2
 
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder, "answers"))
-        expected = _answer_both_ways(version, path, requests, signatures, timeout)
+        process = subprocess.Popen(
+            [sys.executable, "-I", str(_FRESH_PROCESS), str(version), path, *sys.path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            expected = [_answer(request, signatures) for request in requests]  # meanwhile
+            output, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as error:
+            raise InputError(
+                f"a fresh process did not answer the export's warm-up requests within {timeout:g} "
+                "seconds; give fewer or shorter sentences"
+            ) from error
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            reason = textwrap.shorten(output, 300) or f"it ended with status {process.returncode}"
+            raise InputError(
+                f"a fresh process without keras_transformer cannot run the export: {reason}"
+            )
         records = [record.numpy() for record in tf.data.TFRecordDataset(path)]
     count = 0
     for request, ours, record in zip(requests, expected, records, strict=True):
@@ -178,46 +200,12 @@ def compare_answers(
         )
 
 
-def _answer_both_ways(
-    version: pathlib.Path,
-    path: str,
-    requests: Sequence[Request],
-    signatures: Mapping[str, Any],
-    timeout: float,
-) -> list[Arrays]:
-    """Writes a fresh process's answers to the file `path`, and returns those of Python."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", str(_FRESH_PROCESS), str(version), path, *sys.path],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        expected = []
-        with tf.device("/CPU:0"):  # like the other process: GPUs round differently
-            for name, inputs in requests:
-                outputs = signatures[name](**{key: tf.constant(inputs[key]) for key in inputs})
-                expected.append({key: value.numpy() for key, value in outputs.items()})
-        output, _ = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as error:
-        raise InputError(
-            f"a fresh process did not answer the export's warm-up requests within {timeout:g} "
-            "seconds; give fewer or shorter sentences"
-        ) from error
-    except tf.errors.OpError as error:
-        raise InputError(
-            f"the translator fails on the export's warm-up requests: {one_line(error)}"
-        ) from error
-    finally:
-        process.kill()
-        process.wait()
-    if process.returncode:
-        reason = textwrap.shorten(output, 300) or f"it ended with status {process.returncode}"
-        raise InputError(
-            f"a fresh process without keras_transformer cannot run the export: {reason}"
-        )
-    return expected
+def _answer(request: Request, signatures: Mapping[str, Any]) -> Arrays:
+    """Returns the outputs in Python, on the CPU like the other process: GPUs round differently."""
+    with tf.device("/CPU:0"):
+        inputs = {name: tf.constant(value) for name, value in request.inputs.items()}
+        outputs = signatures[request.signature](**inputs)
+        return {name: value.numpy() for name, value in outputs.items()}
 
 
 def _count_differing(signature: str, ours: Arrays, theirs: Arrays) -> int:

@@ -35,7 +35,6 @@ from keras_transformer.host import package_versions
 from keras_transformer.inference import ModelFunctions, Translator
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.serving.checks import (
-    CHECK_TIMEOUT,
     check_installed,
     compare_answers,
     make_requests,
@@ -62,7 +61,6 @@ def export(
     name: str | None = None,
     sentences: Sequence[str] = (),
     training: Sequence[Mapping[str, Any]] = (),
-    check_timeout: float = CHECK_TIMEOUT,
     say: Callable[[str], None] = lambda line: None,
 ) -> pathlib.Path:
     """Writes `<folder>/<version>/` with the functions of a translator as signatures; returns it.
@@ -78,7 +76,6 @@ def export(
         sentences: typical text for the warm-up requests and the check; by default it is generated
             from the vocabulary.
         training: for the model card, `describe_run` of each run whose weights these are.
-        check_timeout: seconds that the fresh process may take.
         say: receives lines about the progress.
 
     Raises:
@@ -108,7 +105,7 @@ def export(
             (staging / MODEL_CARD).write_text(text, encoding="utf-8")
             num_sentences = sum(request.size for request in requests)
             say(f"Checking the answers for {num_sentences} sentences in a fresh process ...")
-            compare_answers(staging, requests, signatures, check_timeout)
+            compare_answers(staging, requests, signatures)
             say("They are those of Python.")
             one_dnn = translator.model.dtype_policy.compute_dtype == "bfloat16"
             largest_batch = max(request.size for request in requests)

@@ -22,7 +22,7 @@ from keras_transformer.serving.checks import (
 )
 from keras_transformer.text import learn_vocabulary
 
-_SENTENCES = ["a b c", "a", "a b c d e", "a b", "a b c d"]
+_SENTENCES = ["a b c", "a", "a b c d e", "a b", "a b c d", "a " * 500]
 
 
 def _signature(**inputs):
@@ -41,34 +41,29 @@ _SIGNATURES = {
 
 @pytest.fixture(scope="module")
 def translator():
-    """Stands in for one, of which only the vocabularies and a limit matter here."""
+    """Stands in for one, of which only the vocabularies, a limit and shapes matter here."""
     vocabulary = learn_vocabulary(["a b c d e f"], size=10, kind="word")
-    search = SearchConfig(max_source_length=12)
-    return types.SimpleNamespace(vocabularies=(vocabulary, vocabulary), search=search, xla=None)
+    search, xla = SearchConfig(max_source_length=12), XlaShapes((1, 64), (3, 8))
+    return types.SimpleNamespace(vocabularies=(vocabulary, vocabulary), search=search, xla=xla)
 
 
 def _inputs(requests, signature):
     return [each.inputs for each in requests if each.signature == signature]
 
 
-def _ids(row):
-    return list(map(int, row.split()))
-
-
 def test_requests_have_all_signatures_lengths_inputs_and_compiled_shapes(translator, tmp_path):
-    compiled = types.SimpleNamespace(**vars(translator) | {"xla": XlaShapes((1, 64), (3, 8))})
-    requests = make_requests(compiled, _SIGNATURES, [*_SENTENCES, "a " * 500])
+    requests = make_requests(translator, _SIGNATURES, _SENTENCES)
     assert [each.size for each in requests] == [1] * 4 + [8] * 4 + [1] * 2 + [64] * 2
     one, eight = (inputs["text"].tolist() for inputs in _inputs(requests, "serving_default"))
     assert (one, eight[0], len(eight[-1])) == ([b"a b c d"], b"a", 1000)
     targets = _inputs(requests, "score")[1]["target"]
     assert [len(text.split()) for text in targets][:2] == [1, 1]  # as long as the sources
-    ids = list(map(_ids, _inputs(requests, "tokens")[1]["source"]))
+    ids = [list(map(int, row.split())) for row in _inputs(requests, "tokens")[1]["source"]]
     assert translator.vocabularies[0].decode(ids)[0] == "a" and len(ids[-1]) == 12
     inputs = _inputs(requests, "options")[1]  # which stay as exported
     expected = {"penalty": [-1.0] * 8, "limit": [-1] * 8, "prefix": [b""] * 8}
     assert {name: inputs[name].tolist() for name in expected} == expected
-    lengths = [{len(_ids(row)) for row in request.inputs["source"]} for request in requests[8:]]
+    lengths = [{len(row.split()) for row in request.inputs["source"]} for request in requests[8:]]
     assert lengths == [{2}, {7}, {2}, {7}]  # and EOS
 
     write_requests(tmp_path, requests, "words")
@@ -82,32 +77,18 @@ def test_requests_have_all_signatures_lengths_inputs_and_compiled_shapes(transla
             assert np.array_equal(tf.make_ndarray(request.inputs[name]), value)
 
 
-@pytest.mark.parametrize("sentences", [(), ["", " "]])
-def test_sentences_are_generated_by_default(translator, sentences):
-    requests = make_requests(translator, _SIGNATURES, sentences)
-    texts = _inputs(requests, "serving_default")[-1]["text"].tolist()
+def test_sentences_are_generated_by_default(translator):
+    texts, again = (
+        _inputs(make_requests(translator, _SIGNATURES, given), "serving_default")[-1]["text"]
+        for given in ((), ["", " "])
+    )
     lengths = [len(text.split()) for text in texts]
     assert lengths[0] <= 2 < 30 <= lengths[-1]
     assert {word for text in texts for word in text.split()} == set(b"a b c d e f".split())
-    again = make_requests(translator, _SIGNATURES, sentences)
-    assert _inputs(again, "serving_default")[-1]["text"].tolist() == texts
+    assert again.tolist() == texts.tolist()
 
 
-def _compare(ours, theirs, monkeypatch, folder):
-    """Compares outputs of Python with fixed ones in place of those of the fresh process."""
-    outputs = {name: tf.make_tensor_proto(value) for name, value in theirs.items()}
-    answer = predict_pb2.PredictResponse(outputs=outputs)
-
-    def start(command, **options):
-        with tf.io.TFRecordWriter(command[4]) as writer:
-            writer.write(answer.SerializeToString())
-        return mock.Mock(returncode=0, communicate=lambda timeout: ("", None))
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    tensors = {name: tf.constant(value) for name, value in ours.items()}
-    requests = [Request("s", {"text": np.zeros(len(next(iter(ours.values()))))})]
-    compare_answers(folder, requests, {"s": lambda text: tensors})
-
+# Answers
 
 _TWENTY = {"translations": [[f"{row}"] for row in range(20)], "scores": [[-1.0]] * 20}
 _THREE_DIFFER = _TWENTY | {"translations": [["x"]] * 3 + _TWENTY["translations"][3:]}
@@ -132,18 +113,34 @@ _ONE_IS_LONGER = {
         (_TWENTY, _TWENTY | {"scores": [[-1.001]] + [[-1.0]] * 19}, "output scores of .* changes"),
         (_TWENTY, _TWENTY | {"translations": [["x", "y"]] * 20}, "output translations of .* chan"),
         (_TWENTY, _THREE_DIFFER, "3 of 20 answers .* too many"),
+        # Equal, near ties, and rounding
+        (_TWENTY, _TWENTY, None),
+        (_TWENTY, _TWO_DIFFER, None),
+        (_IDS, _ONE_IS_LONGER, None),
+        ({"y": [1.0, -30.0]}, {"y": [1.00001, -30.001]}, None),
     ],
 )
-def test_different_answers_are_rejected(tmp_path, monkeypatch, ours, theirs, message):
-    with pytest.raises(InputError, match=message):
-        _compare(ours, theirs, monkeypatch, tmp_path)
+def test_answers_of_a_fresh_process_may_differ_in_near_ties(
+    tmp_path, monkeypatch, ours, theirs, message
+):
+    """Fixed outputs stand in for those of the fresh process."""
+    outputs = {name: tf.make_tensor_proto(value) for name, value in theirs.items()}
+    answer = predict_pb2.PredictResponse(outputs=outputs)
 
+    def start(command, **options):
+        with tf.io.TFRecordWriter(command[4]) as writer:
+            writer.write(answer.SerializeToString())
+        return mock.Mock(returncode=0, communicate=lambda timeout: ("", None))
 
-def test_near_ties_and_rounding_are_accepted(tmp_path, monkeypatch):
-    rounded = {"y": [1.0, -30.0]}, {"y": [1.00001, -30.001]}
-    equal = (_TWENTY, _TWENTY), (_TWENTY, _TWO_DIFFER), (_IDS, _ONE_IS_LONGER), rounded
-    for ours, theirs in equal:
-        _compare(ours, theirs, monkeypatch, tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    tensors = {name: tf.constant(value) for name, value in ours.items()}
+    requests = [Request("s", {"text": np.zeros(len(next(iter(ours.values()))))})]
+    arguments = (tmp_path, requests, {"s": lambda text: tensors})
+    if message is None:
+        compare_answers(*arguments)
+    else:
+        with pytest.raises(InputError, match=message):
+            compare_answers(*arguments)
 
 
 @pytest.mark.slow
@@ -160,26 +157,20 @@ def test_fresh_process_cannot_call_python(tmp_path):
         compare_answers(tmp_path, requests, {"serving_default": function})
 
 
-def test_failing_functions_and_hanging_processes_are_reported(tmp_path, monkeypatch):
+def test_hanging_process_is_ended_and_reported(tmp_path, monkeypatch):
     (tmp_path / "hang.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setattr(checks, "_FRESH_PROCESS", tmp_path / "hang.py")
     started = []
-    popen = subprocess.Popen
 
-    def start(*arguments, **options):
-        started.append(popen(*arguments, **options))
-        return started[-1]
+    class Recorded(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
 
-    monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(InputError, match=r"did not answer .* within 0\.5 seconds; allow more"):
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
+    with pytest.raises(InputError, match=r"did not answer .* within 0\.5 seconds"):
         compare_answers(tmp_path, [], {}, timeout=0.5)
-    with pytest.raises(InputError, match=r"fails on the export.s warm-up .*no XLA kernel"):
-        compare_answers(
-            tmp_path,
-            [Request("s", {})],
-            {"s": lambda: tf.debugging.Assert(False, ["no XLA kernel"])},
-        )
-    assert [process.returncode is not None for process in started] == [True, True]
+    assert started[0].returncode is not None
 
 
 def test_missing_serving_package_is_named(monkeypatch):

@@ -6,17 +6,12 @@ import shlex
 import subprocess
 
 import pytest
-from google.protobuf import (
-    descriptor_pb2,
-    descriptor_pool,
-    message_factory,
-    text_format,
-    wrappers_pb2,
-)
+from google.protobuf import text_format
 from helpers import names_in
 from tensorflow_serving.config import model_server_config_pb2
 
 from keras_transformer.errors import InputError
+from keras_transformer.protobuf import message_classes
 from keras_transformer.serving.model_folder import (
     check_name,
     check_version,
@@ -25,24 +20,21 @@ from keras_transformer.serving.model_folder import (
     write_server_files,
 )
 
-_FIELD = descriptor_pb2.FieldDescriptorProto
-_INT64 = (_FIELD.TYPE_MESSAGE, ".google.protobuf.Int64Value")
-
-
-def _message(name, **fields):
-    """Makes a message type; the server's packages leave these two out."""
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(wrappers_pb2.DESCRIPTOR.serialized_pb)
-    file = descriptor_pb2.FileDescriptorProto(
-        name=f"{name}.proto", syntax="proto3", dependency=[wrappers_pb2.DESCRIPTOR.name]
-    )
-    message = file.message_type.add(name=name)
-    for number, (field, (kind, kind_name)) in enumerate(fields.items(), start=1):
-        message.field.add(
-            name=field, number=number, type=kind, type_name=kind_name, label=_FIELD.LABEL_OPTIONAL
-        )
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+# Of the server; its packages leave them out.
+_MESSAGES = message_classes(
+    "settings",
+    {
+        "Number": {"value": (1, "int64")},
+        "BatchingParameters": {
+            "max_batch_size": (1, "Number"),
+            "batch_timeout_micros": (2, "Number"),
+            "max_enqueued_batches": (3, "Number"),
+            "num_batch_threads": (4, "Number"),
+            "pad_variable_length_inputs": (5, "bool"),
+        },
+        "PrometheusConfig": {"enable": (1, "bool"), "path": (2, "string")},
+    },
+)
 
 
 @pytest.fixture
@@ -52,14 +44,7 @@ def folder(tmp_path):
 
 
 def test_server_parses_its_settings(folder, tmp_path):
-    parameters = _message(
-        "BatchingParameters",
-        max_batch_size=_INT64,
-        batch_timeout_micros=_INT64,
-        max_enqueued_batches=_INT64,
-        num_batch_threads=_INT64,
-        pad_variable_length_inputs=(_FIELD.TYPE_BOOL, None),
-    )()
+    parameters = _MESSAGES["BatchingParameters"]()
     text_format.Parse((folder / "batching_parameters.txt").read_text(), parameters)
     assert parameters.max_batch_size.value == 64 and parameters.num_batch_threads.value >= 1
     assert not parameters.pad_variable_length_inputs  # the server crashes on unequal ranks
@@ -81,9 +66,7 @@ def test_server_parses_its_settings(folder, tmp_path):
     assert dict(model.version_labels) == {"stable": 1, "canary": 2}
 
     text = (folder / "monitoring.config").read_text().partition("prometheus_config {")[2]
-    metrics = _message(
-        "PrometheusConfig", enable=(_FIELD.TYPE_BOOL, None), path=(_FIELD.TYPE_STRING, None)
-    )()
+    metrics = _MESSAGES["PrometheusConfig"]()
     text_format.Parse(text.rpartition("}")[0], metrics)
     assert (metrics.enable, metrics.path) == (True, "/monitoring/prometheus/metrics")
 
