@@ -127,9 +127,10 @@ def test_create_rejects_unknown_options_and_existing_runs(tmp_path, run):
         RunDirectory.create(tmp_path / "new", num_layer=3)
     assert not (tmp_path / "new").exists()
     before = (run.path / "config.json").read_bytes()
-    for create in (RunDirectory.create, tiny_run.create):
-        with pytest.raises(InputError, match="holds a run already"):
-            create(run.path, seed=2)
+    with pytest.raises(InputError, match="holds a run already"):
+        RunDirectory.create(run.path, train="text.tsv", seed=2)
+    with pytest.raises(InputError, match="holds a run already"):
+        tiny_run.create(run.path, seed=2)
     assert (run.path / "config.json").read_bytes() == before
 
 
