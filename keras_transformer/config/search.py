@@ -65,12 +65,13 @@ class SearchConfig(JsonConfig):
         minimum=1,
         maximum=_MAX_BEAM_SIZE,
     )
-    early_stop: Literal["exact", "current", "first"] = option(
+    early_stop: Literal["exact", "current", "first", "narrow"] = option(
         "exact",
         'When a sentence is done. "exact": when no open hypothesis can win any more. "current": '
         "when beam_size hypotheses have finished and no open one would win at its present length, "
         'as in transformers. "first": when beam_size hypotheses have finished, as in fairseq and '
-        "CTranslate2. The last two are faster and may miss longer translations.",
+        'CTranslate2. "narrow": so too, but each of them takes a place in the beam, as in Marian. '
+        "The last three are faster and may miss longer translations.",
         needs={"method": ("beam",)},
     )
     length_penalty: float = option(

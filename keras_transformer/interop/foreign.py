@@ -255,8 +255,13 @@ def transformer_parts(model: Any) -> Iterator[Part]:
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         for index, layer in enumerate(stack.layers):
             attention = layer.self_attention
-            yield Part(side, index, ("self.query", "self.key", "self.value"), attention.projection)
-            yield Part(side, index, ("self.out",), attention.output_projection)
+            if layer.mixer == "ssru":
+                yield Part(side, index, ("ssru.candidate",), attention.candidate)
+                yield Part(side, index, ("ssru.forget",), attention.forget_gate)
+            else:
+                query_key_value = ("self.query", "self.key", "self.value")
+                yield Part(side, index, query_key_value, attention.projection)
+                yield Part(side, index, ("self.out",), attention.output_projection)
             yield Part(side, index, ("self.norm",), layer.self_attention_norm)
             if side == "decoder":
                 attention = layer.cross_attention

@@ -1,7 +1,8 @@
-"""Reads a model that Marian trained: an .npz file, its vocabularies, and decoder.yml beside them.
+"""Reads a model that Marian trained: a .npz or .bin file, its vocabularies, and decoder.yml.
 
 OPUS-MT publishes such models as zip archives, with source.spm and target.spm beside a vocabulary in
 YAML. A vocabulary may also be a SentencePiece model itself, whose ids are then the model's.
+Firefox's are binary files, with vocab.<languages>.spm beside them.
 """
 
 import pathlib
@@ -21,6 +22,7 @@ from keras_transformer.interop.foreign import (
     Layout,
     missing_options,
 )
+from keras_transformer.interop.marian_binary import is_binary, read_binary
 from keras_transformer.interop.reading import (
     Array,
     Tensors,
@@ -39,6 +41,8 @@ _NAMES = {
     "self.value": "{side}_l{n}_self_{kind}v",
     "self.out": "{side}_l{n}_self_{kind}o",
     "self.norm": "{side}_l{n}_self_Wo_ln_{kind}",
+    "ssru.candidate": "{side}_l{n}_rnn_{kind}",
+    "ssru.forget": "{side}_l{n}_rnn_{kind}f",
     "cross.query": "{side}_l{n}_context_{kind}q",
     "cross.key": "{side}_l{n}_context_{kind}k",
     "cross.value": "{side}_l{n}_context_{kind}v",
@@ -53,7 +57,7 @@ _NAMES = {
 # The values of options that a plain Transformer has.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
-    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-decoder-autoreg": ("self-attention", "rnn"),
     "transformer-preprocess": ("", "n"),
     "transformer-postprocess": ("an", "dan", "a", "da"),
     "transformer-postprocess-top": ("", "d", "n", "nd"),
@@ -82,6 +86,7 @@ _OTHER_SEARCH = (
     "word-penalty", "max-length-factor", "output-sampling", "shortlist", "force-decode",
     "word-scores-threshold", "allow-special",
 )  # fmt: skip
+_FIREFOX = {"beam-size": "1", "normalize": "1.0"}  # how it searches
 _BEAM_SIZE = "12"  # of marian-decoder, where decoder.yml names none
 _OPTIONS = "special:model.yml"
 _Number = TypeVar("_Number", int, float)
@@ -89,25 +94,36 @@ _Number = TypeVar("_Number", int, float)
 
 def is_marian(path: pathlib.Path) -> bool:
     """Whether a folder or file is such a model."""
-    if path.is_dir():
-        return any(path.glob("*.npz")) or any(path.glob("*decoder.yml"))
-    return path.suffix == ".npz" or path.name.endswith("decoder.yml")
+    files = path.iterdir() if path.is_dir() else [path]
+    return any(_is_model(file) or file.name.endswith("decoder.yml") for file in files)
+
+
+def _is_model(path: pathlib.Path) -> bool:
+    return path.suffix == ".npz" or is_binary(path)
 
 
 def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignModel:
-    """Returns the model in a folder, or in an .npz file."""
+    """Returns the model in a folder, or in an .npz or .bin file."""
     path, decoder, vocabularies = _files(path, import_options)
-    arrays = _read_npz(path)
-    text = arrays.pop(_OPTIONS).tobytes().decode("utf-8", "replace")
+    tensors = Tensors(read_binary(path) if is_binary(path) else _read_npz(path), str(path))
+    if _OPTIONS not in tensors:
+        raise InputError(
+            f"{path} is not a model of Marian: it lacks {_OPTIONS}; give the file of a model"
+        )
+    text = tensors.get(_OPTIONS).astype(np.int8).tobytes().decode("utf-8", "replace")
     options = _read_yaml(text, path)
     fields = model_fields(options)
-    tensors = Tensors(arrays, str(path))
-    tensors.ignore("special:*", "decoder_c_tt")
+    # Multipliers of activations, which are for integers, are ignored too.
+    tensors.ignore("special:*", "decoder_c_tt", "*_QuantMultA")
     suffix = "_pre" if fields["norm_position"] == "pre" else ""
     names = {
         part: name + suffix if part in ("self.norm", "cross.norm", "ffn.norm") else name
         for part, name in _NAMES.items()
     }
+    if fields["decoder_mixer"] == "ssru":  # whose norm has one of two names
+        names["decoder.self.norm"] = (
+            f"{{side}}_l{{n}}_rnn{'' if suffix else '_ffn'}_ln_{{kind}}{suffix}"
+        )
     shared = tensors.find("Wemb", (None, None))
     source_table, target_table = (
         tensors.get(f"{side}_Wemb", (None, None)) if shared is None else shared
@@ -141,7 +157,11 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
             f"{name} {decoder[name]}"
             for name in _OTHER_SEARCH
             if decoder.get(name) not in (None, "", "0", "0.0", "false", [])
-        ),
+        )
+        + [
+            f"The shortlist {file.name} is left out: any token may come next."
+            for file in path.parent.glob("lex*.bin")
+        ],
     )
 
 
@@ -153,13 +173,18 @@ def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     )
     is_pre = (pre, post, top) == ("n", "a", "n")
     are_usual = is_pre or (pre, post, top) == ("", "an", "")
+    is_recurrent = options.get("transformer-decoder-autoreg") == "rnn"
+    cell = options.get("dec-cell")
     reject(
         {
             f"{name} {options[name] or 'empty'}": options[name] not in supported
             for name, supported in _SUPPORTED.items()
             if name in options
         }
-        | {f"norms {pre!r} before, {post!r} after and {top!r} at the end": not are_usual}
+        | {
+            f"norms {pre!r} before, {post!r} after and {top!r} at the end": not are_usual,
+            f"dec-cell {cell}": is_recurrent and cell != "ssru",
+        }
     )
     activation = options.get("transformer-ffn-activation", "swish")
     version = str(options.get("version", "")).split(" ")[0]
@@ -174,6 +199,7 @@ def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         "norm_epsilon": 1e-6,
         "positions": "concatenated",
         "embedding_norm": "n" in str(options.get("transformer-postprocess-emb", "d")),
+        "decoder_mixer": "ssru" if is_recurrent else "attention",
     }
 
 
@@ -185,8 +211,7 @@ def search_fields(decoder: Mapping[str, Any]) -> dict[str, Any]:
         "length_penalty": _number({"normalize": "0", **decoder}, "normalize", float),
         "forbid_unknown": decoder.get("allow-unk") != "true",
         "min_length": 0,
-        # Marian narrows the beam as hypotheses finish, so it ends with as many as these.
-        "early_stop": "first",
+        "early_stop": "narrow",
     }
 
 
@@ -217,7 +242,7 @@ _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 def _files(
     path: pathlib.Path, import_options: ImportOptions
 ) -> tuple[pathlib.Path, Mapping[str, Any], tuple[pathlib.Path, ...]]:
-    """Returns the .npz file, the options of decoder.yml, and both vocabularies."""
+    """Returns the model's file, the options of decoder.yml, and both vocabularies."""
     folder = path if path.is_dir() else path.parent
     decoders = [path] if path.suffix == ".yml" else sorted(folder.glob("*decoder.yml"))
     options = _read_yaml(read_text(decoders[0]), decoders[0]) if decoders else {}
@@ -228,14 +253,21 @@ def _files(
             raise InputError(f"{key} of {decoders[0]} must be a list of files, got {names!r}")
         return [folder / pathlib.Path(str(name)).name for name in names]
 
-    models = [path] if path.suffix == ".npz" else named("models") or sorted(folder.glob("*.npz"))
+    models = (
+        [path]
+        if _is_model(path)
+        else named("models") or sorted(filter(_is_model, folder.iterdir()))
+    )
     if len(models) != 1:
-        raise InputError(f"{path} has {len(models)} models; name one .npz file")
-    vocabularies = import_options.vocabularies or tuple(named("vocabs"))
+        raise InputError(f"{path} has {len(models)} models; name one .npz or .bin file")
+    if not decoders and is_binary(models[0]):
+        options = _FIREFOX
+    vocabularies = import_options.vocabularies or tuple(named("vocabs") or _by_name(folder))
     if len(vocabularies) != 2:
         raise InputError(
-            f"no decoder.yml beside {models[0]} names the vocabularies of source and target; give "
-            "--source_vocabulary and --target_vocabulary of keras-transformer import_model"
+            f"no decoder.yml beside {models[0]} names the vocabularies of source and target, and "
+            "there is no vocab.*.spm; give --source_vocabulary and --target_vocabulary of "
+            "keras-transformer import_model"
         )
     return models[0], options, vocabularies
 
@@ -245,12 +277,7 @@ def _read_npz(path: pathlib.Path) -> dict[str, Array]:
     map_file(path)
     errors = (zipfile.BadZipFile, zlib.error, SyntaxError)  # a header is a Python literal
     with reading(path, "an .npz file", *errors), np.load(path, allow_pickle=False) as arrays:
-        tensors = dict(arrays)
-    if _OPTIONS not in tensors:
-        raise InputError(
-            f"{path} is not a model of Marian: it lacks {_OPTIONS}; give the .npz file of a model"
-        )
-    return tensors
+        return dict(arrays)
 
 
 def _read_symbols(path: pathlib.Path) -> Symbols:
@@ -263,6 +290,12 @@ def _read_symbols(path: pathlib.Path) -> Symbols:
     else:
         raise InputError(f"the vocabulary {path} must be .yml, .json or .spm; others are not read")
     return Symbols.find(tokens, str(path), unk="<unk>", eos="</s>")
+
+
+def _by_name(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Returns vocabularies with the names of Firefox's: one for both sides, or one for each."""
+    shared = sorted(folder.glob("vocab*.spm"))
+    return 2 * shared or [*folder.glob("srcvocab*.spm"), *folder.glob("trgvocab*.spm")]
 
 
 def _find_spms(vocabularies: tuple[pathlib.Path, ...]) -> tuple[pathlib.Path, ...]:

@@ -29,7 +29,9 @@ from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
 ACTIVATIONS = {
     "relu": ops.relu,
-    "swish": ops.silu,  # x sigmoid(x) (Ramachandran et al. 2017)
+    # Ramachandran et al. 2017. The gradient of `ops.silu` under TensorFlow names a constant, which
+    # an export may have merged.
+    "swish": lambda x: x * ops.sigmoid(x),
     "gelu": lambda x: ops.gelu(x, approximate=False),  # x Phi(x) (Hendrycks and Gimpel 2016)
     "gelu_tanh": lambda x: ops.gelu(x, approximate=True),  # both approximations are from there
     "gelu_sigmoid": lambda x: x * ops.sigmoid(1.702 * x),

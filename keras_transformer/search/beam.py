@@ -48,7 +48,7 @@ def beam_search(
     length_penalty: Tensor = 0.6,
     length_penalty_form: Literal["gnmt", "power"] = "gnmt",
     coverage_penalty: Tensor = 0.0,
-    early_stop: Literal["exact", "current", "first"] = "exact",
+    early_stop: Literal["exact", "current", "first", "narrow"] = "exact",
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
     details: bool = False,
@@ -82,8 +82,9 @@ def beam_search(
             finished ones, so the result is that of a search to the last step. "current": when
             `beam_size` hypotheses have finished, and no open one, divided by the penalty of the
             length that it has now, is better than the worst of these, as in transformers. "first":
-            as soon as `beam_size` hypotheses have finished, as in fairseq and CTranslate2. The last
-            two take fewer steps and may miss longer translations.
+            as soon as `beam_size` hypotheses have finished, as in fairseq and CTranslate2. "narrow"
+            as "first", but each finished one takes a place in the beam, as in Marian. The last
+            three take fewer steps and may miss longer translations.
         constraints: on the translations, see `Constraint`.
         max_length_bound: the largest value of `max_lengths` (larger ones are cut to it), where
             shapes must be known before the graph runs, as for XLA. L is then `max_length_bound` +
@@ -132,6 +133,12 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
     rules = read_rules(spec, inputs, state)
     log_probs, parents, ids = best_continuations(logits, spec, state, rules)  # [B, 2W]
     has_ended = ids == EOS_ID
+    if early_stop == "narrow":
+        num_finished = tf.math.count_nonzero(
+            is_possible(state.finished.scores), axis=1, keepdims=True, dtype=tf.int32
+        )
+        is_in_beam = tf.range(2 * beam_size) < beam_size - num_finished  # [B, 2W]
+        log_probs = tf.where(is_in_beam, log_probs, NOTHING)
 
     # 3. EOS among the W best finishes a hypothesis, and the W best others stay open.
     ending = tf.where(has_ended, log_probs, NOTHING)[:, :beam_size]
@@ -142,7 +149,7 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop:
 
     # 4. Is the sentence still open (`early_stop`)? The best open hypothesis decides.
     worst = finished.scores[:, -1:]  # [B, 1], `NOTHING` while places are empty
-    if early_stop == "first":
+    if early_stop in ("first", "narrow"):
         is_open = ~is_possible(worst)
     else:
         # A log-probability only falls, and the coverage penalty is at most 0, so no score to come

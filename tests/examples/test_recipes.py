@@ -1,10 +1,13 @@
 """The recipes: their settings are valid, and scripts/reproduce.sh runs them."""
 
 import gzip
+import itertools
 import json
+import os
 import pathlib
 import shutil
 import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -84,3 +87,35 @@ def test_recipes_are_listed_and_run_with_each_seed(tmp_path):
     assert json.loads((log / "score.json").read_text()) == {"commit": "", "bleu": 41}  # no git here
     assert gzip.decompress((log / "outputs.txt.gz").read_bytes()) == b"a b\n"
     assert gzip.decompress((log / "metrics.jsonl.gz").read_bytes()) == b"{}\n"
+
+
+@pytest.mark.slow
+def test_student_is_trained_on_what_its_teacher_translates(tmp_path):
+    corpus, program = tmp_path / "data" / "tatoeba_ende", tmp_path / "bin" / "keras-transformer"
+    corpus.mkdir(parents=True)
+    names, things = ["Tom", "Mary", "He", "She", "Nobody"], ["a dog", "the house", "an apple"]
+    sources = [f"{name} sees {thing}.\n" for name, thing in itertools.product(names, things)]
+    for split, side in itertools.product(("train", "dev", "test"), ("en", "de")):
+        repeated = 2 if split == "train" else 1
+        text = "".join(repeated * sources)
+        (corpus / f"{split}.{side}.gz").write_bytes(gzip.compress(text.encode()))
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(_ROOT)!r})\n"
+        "from keras_transformer.commands.main import main\nmain()\n"
+    )
+    program.chmod(0o755)
+    flags = ["--vocabulary_size=64", "--batch_tokens=400", "--train_steps=20", "--warmup_steps=10",
+             "--checkpoint_steps=20", "--average_last=1", "--precision=float32"]  # fmt: skip
+    done = subprocess.run(
+        ["bash", "examples/recipes/distill.sh", *flags], capture_output=True, text=True,
+        env=os.environ | {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "data/distilled/train.en").read_text() == "".join(sources)
+    assert "Tom sieht einen Hund.\n" in (tmp_path / "data/distilled/train.de").read_text()
+    assert (
+        json.loads((tmp_path / "runs/student/config.json").read_text())["model"]["decoder_mixer"]
+        == "ssru"
+    )
+    assert "BLEU" in done.stdout

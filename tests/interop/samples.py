@@ -24,7 +24,7 @@ class Search(NamedTuple):
     max_source_length: int
 
 
-_OPUS, _MARIAN = Search("current", 0, 0, 50, 511), Search("first", 0, 0, 50, 512)
+_OPUS, _MARIAN = Search("current", 0, 0, 50, 511), Search("narrow", 0, 0, 50, 512)
 # By name the format, the search, and the toolkit to which the model can be exported.
 SAMPLES = {
     "hf_marian": ("transformers", _OPUS, "transformers"),

@@ -185,7 +185,8 @@ def stopping_beam(
 ) -> tuple[list[Translation], int]:
     """Returns the translations that beam search finds, best first, and its number of steps.
 
-    With the early stop "first" it ends when `beam_size` hypotheses have finished. "current" also
+    With the early stop "first" it ends when `beam_size` hypotheses have finished, and with "narrow"
+    each of these leaves one place less in the beam. "current" also
     waits until no open hypothesis of n tokens would be better, as one of n tokens, than the worst
     of the best `beam_size` finished ones.
     """
@@ -200,6 +201,8 @@ def stopping_beam(
             for token, gain in next_log_probs(model, sentence, tokens, request).items()
         ]
         candidates = sorted(candidates, key=lambda each: -each[1])[: 2 * beam_size]
+        if early_stop == "narrow":
+            candidates = candidates[: beam_size - len(found)]
         found += [
             complete(model, sentence, tokens, log_prob, request)
             for tokens, log_prob in candidates[:beam_size]
@@ -210,7 +213,7 @@ def stopping_beam(
         if len(found) < beam_size:
             continue
         worst = found[beam_size - 1].score
-        if early_stop == "first" or (
+        if early_stop in ("first", "narrow") or (
             early_stop == "current"
             and all(
                 log_prob / length_penalty(len(tokens), request) <= worst

@@ -54,7 +54,7 @@ def requests(draw, form):
     seed=st.integers(0, 2**32 - 1),
     form=st.sampled_from(["gnmt", "power"]),
     beam_size=st.sampled_from([1, 2, 3, 5, ALL]),
-    early_stop=st.sampled_from(["exact", "current", "first"]),
+    early_stop=st.sampled_from(["exact", "current", "first", "narrow"]),
 )
 def test_search_equals_brute_force(data, seed, form, beam_size, early_stop):
     sentences = data.draw(st.lists(requests(form), min_size=1, max_size=4))
