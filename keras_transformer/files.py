@@ -37,6 +37,14 @@ _READERS: dict[bytes, Any] = {
     rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": bz2.open,
     rb"\xfd7zXZ\x00": lzma.open,
 }
+# Other formats, by the first bytes of the (decompressed) content, or by a suffix of the name.
+_OTHER_FORMATS = {
+    rb"\x28\xb5\x2f\xfd": "compressed by zstd",
+    rb"PK\x03\x04": "a zip archive",
+    rb"PAR1": "a Parquet table",
+    rb"(?s).{257}ustar": "a tar archive",
+}
+_OTHER_SUFFIXES = {".csv", ".jsonl", ".tmx"}
 
 
 def local_path(path: Path) -> pathlib.Path:
@@ -159,7 +167,7 @@ def iterate_lines(path: Path) -> Iterator[str]:
             beginning is no part of the text.
 
     Raises:
-        InputError: the file is missing, empty, damaged or not UTF-8.
+        InputError: the file is missing, empty, damaged, not UTF-8, or of another format.
     """
     path = local_path(path)
     with _open(path) as file:
@@ -178,6 +186,8 @@ def iterate_lines(path: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Opens a text file for reading bytes, decompressed if necessary; faults are `InputError`."""
+    if suffix := _OTHER_SUFFIXES.intersection(path.suffixes):
+        raise InputError(f"{path} is no text but {suffix.pop()}; convert it, one sentence a line")
     try:
         with contextlib.ExitStack() as stack:
             file: Any = stack.enter_context(io.BufferedReader(io.FileIO(path), _BUFFER_BYTES))
@@ -186,6 +196,10 @@ def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
                 if re.match(magic, start):
                     # It finds the ends of lines in Python, a buffer around it does so in C.
                     file = io.BufferedReader(stack.enter_context(reader(file)), _BUFFER_BYTES)
+            start = file.peek(512)
+            for magic, name in _OTHER_FORMATS.items():
+                if re.match(magic, start):
+                    raise InputError(f"{path} is {name}; unpack it to text, one sentence a line")
             yield file
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         reason = getattr(error, "strerror", None) or error

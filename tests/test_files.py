@@ -2,12 +2,14 @@
 
 import bz2
 import gzip
+import io
 import itertools
 import lzma
 import os
 import platform
 import subprocess
 import sys
+import tarfile
 import threading
 import tracemalloc
 
@@ -159,6 +161,13 @@ def test_large_file_is_streamed(tmp_path, name, open_):
     assert peak < 4_000_000
 
 
+def _tar():
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("text"), io.BytesIO(b""))
+    return content.getvalue()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -172,7 +181,17 @@ def test_large_file_is_streamed(tmp_path, name, open_):
         ("bad.gz", gzip.compress(b"text")[:-9] + bytes(9), r"bad\.gz cannot be read"),
         ("cut.xz", lzma.compress(b"one\n" * 99)[:-20], r"cut\.xz cannot be read"),
         ("cut.bz2", bz2.compress(b"one\n" * 99)[:-5], r"cut\.bz2 cannot be read"),
-        ("text.zst", b"\x28\xb5\x2f\xfd\x04", "line 1: not UTF-8"),
+        ("text", b"\x28\xb5\x2f\xfd...", "text is compressed by zstd"),
+        ("text", b"PK\x03\x04...", "text is a zip archive"),
+        ("text", b"PAR1...", "text is a Parquet table"),
+        ("text", _tar(), "text is a tar archive"),
+        *(
+            (f"text{suffix}", compress(_tar()), f"text{suffix} is a tar archive")
+            for suffix, compress in (
+                (".tgz", gzip.compress), (".tar.bz2", bz2.compress), (".tar.xz", lzma.compress)
+            )
+        ),
+        *((name, b"text\n", "convert it") for name in ("a.csv", "a.jsonl.gz", "a.tmx")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",  # the same in all processes
 )  # fmt: skip
