@@ -89,7 +89,9 @@ def test_stopped_run_reports_checkpoint_and_status(call, tmp_path, train_flags, 
 
 
 @pytest.mark.slow
-def test_sigterm_to_the_first_worker_saves_a_checkpoint(start, tmp_path, train_flags, free_ports):
+def test_sigterm_to_the_first_worker_ends_both_with_a_checkpoint(
+    start, tmp_path, train_flags, free_ports
+):
     options = ("--train_steps=1000000", "--checkpoint_steps=1000000", "--log_steps=1")
     without_dev = [flag for flag in train_flags if not flag.startswith("--dev_")]  # saves time
     flags = (f"--run_dir={tmp_path}/run", *without_dev, *options)
@@ -105,7 +107,7 @@ def test_sigterm_to_the_first_worker_saves_a_checkpoint(start, tmp_path, train_f
     (step,) = re.findall(r"stopped; checkpoint step-(\d+) is saved in", out)
     assert (tmp_path / "run" / "checkpoints" / f"step-{step}.safetensors").exists()
     _, err = second.communicate(timeout=1200)
-    assert second.returncode == 1 and "another worker does not answer any more" in err
+    assert second.returncode == 0, err
 
 
 def test_missing_dev_set_is_reported(call, train_flags, tmp_path, training_ends):
