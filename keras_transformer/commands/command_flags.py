@@ -165,11 +165,11 @@ def given_search() -> dict[str, Any]:
 
 def check_one_of(*names: str) -> None:
     """Raises `InputError` unless one of these flags is given, --checkpoint only with --run_dir."""
-    given = [name for name in names if flags.FLAGS[name].value is not None]
-    if len(given) != 1:
+    models = [name for name in names if flags.FLAGS[name].value is not None]
+    if len(models) != 1:
         raise InputError(f"give one of --{', --'.join(names)}")
-    if given != ["run_dir"]:
-        reject_given(["checkpoint"], f"cannot be combined with --{given[0]}")
+    if models != ["run_dir"]:
+        reject_given(["checkpoint"], f"cannot be combined with --{models[0]}")
 
 
 def with_given_options(task: Task) -> Task:

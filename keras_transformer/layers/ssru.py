@@ -43,17 +43,17 @@ class SSRU(Layer):
             mask: bool [B, T], False at tokens that leave the state as it is; None for x's Keras
                 mask.
         """
-        kept, new = self._gate(x)
+        forget, new = self._gate(x)
         if mask is not None:
             is_real = as_bool(mask, "mask")[..., None]
-            kept, new = ops.where(is_real, kept, 1.0), ops.where(is_real, new, 0.0)
+            forget, new = ops.where(is_real, forget, 1.0), ops.where(is_real, new, 0.0)
         # On CPUs `ops.associative_scan` takes five times as long as a loop, and does not compile
         # with XLA under TensorFlow.
         loop = keras.layers.RNN(
-            _Cell(kept.dtype), return_sequences=True, dtype=kept.dtype, autocast=False
+            _Cell(forget.dtype), return_sequences=True, dtype=forget.dtype, autocast=False
         )
         start = ops.zeros_like(new[:, 0])
-        return self._output(loop(ops.concatenate([kept, new], axis=-1), initial_state=[start]))
+        return self._output(loop(ops.concatenate([forget, new], axis=-1), initial_state=[start]))
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Reads one more token of each of W hypotheses of a sentence, or of each sequence (W = 1).
@@ -65,8 +65,8 @@ class SSRU(Layer):
         Returns:
             [B * W, D], and the next state.
         """
-        kept, new = self._gate(x)
-        rows = kept * ops.reshape(state, ops.shape(kept)) + new
+        forget, new = self._gate(x)
+        rows = forget * ops.reshape(state, ops.shape(forget)) + new
         return self._output(rows), ops.reshape(rows, (-1, *state.shape[1:]))
 
     def empty_state(self, batch: int | Tensor, num_hypotheses: int = 1) -> Tensor:
@@ -77,8 +77,8 @@ class SSRU(Layer):
     def _gate(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns f and (1 - f) W x, the share of the state that stays and what is added to it."""
         full = full_precision(self.compute_dtype)
-        kept = ops.sigmoid(ops.cast(self.forget_gate(x), full))
-        return kept, (1.0 - kept) * ops.cast(self.candidate(x), full)
+        forget = ops.sigmoid(ops.cast(self.forget_gate(x), full))
+        return forget, (1.0 - forget) * ops.cast(self.candidate(x), full)
 
     def _output(self, state: Tensor) -> Tensor:
         return ops.cast(ops.relu(state), self.compute_dtype)
@@ -93,8 +93,8 @@ class _Cell:
         self.compute_dtype = dtype
 
     def call(self, gated: Tensor, states: Any) -> tuple[Tensor, list[Tensor]]:
-        kept, new = ops.split(gated, 2, axis=-1)
-        state = kept * states[0] + new
+        forget, new = ops.split(gated, 2, axis=-1)
+        state = forget * states[0] + new
         return state, [state]
 
     __call__ = call

@@ -63,7 +63,7 @@ class Sample(NamedTuple):
 
 
 def import_options(folder: pathlib.Path) -> ImportOptions:
-    """Returns what the files in a sample's folder do not state."""
+    """Returns the vocabularies and numbers that the files in a sample's folder do not state."""
     if folder.name == "opennmt_tf":
         return ImportOptions(vocabularies=(folder / "v.src", folder / "v.tgt"), num_heads=4)
     if folder.name == "fairseq_pre_gelu":
