@@ -16,21 +16,32 @@ from keras_transformer.data.corpus import PairSource
 # stands for a digit, X and Y for made-up words, Z for one of another script or an emoji.
 _NAME = re.compile(r"\b(?:[A-Z]\w{2,}|\d[\d.,:]*\d|\d)(?!\w)")
 _ITEMS = (
-    "0", "00", "000", "0000", "00000", "0000000", "0.0", "0.00", "00,000", "00:00", "0000-00-00",
-    "00.00.0000", "0/00/0000", "00%", "X.com", "www.X.org", "X.de/X", "https://X.com",
-    "https://www.X.net/X", "X@X.com", "X.X@X.de", "<X>", "</X>", "&lt;X&gt;", "@X", "#X", "X00",
-    "Y-000", "…", "...", "?!", "-", "Y", "Y", "Y", "Y", "Y,Y", "Z", "Z", "Z", "Z", "Z",
+    "0", "00", "00", "000", "0000", "0000", "00000", "0000000", "0.0", "0.00", "00.0", "00,0",
+    "0,000", "00,000", "000,000", "00:00", "0:00", "0000-00-00", "00.00.0000", "0/00/0000",
+    "00%", "0-0", "00-00", "000-0000", "000 0000", "+00 00 000000", "0x0", "0th", "0000s", "Y0",
+    "X.com", "www.X.org", "X.de/X", "X.co.uk", "https://X.com", "https://www.X.net/X",
+    "http://X.X.org/X/0000/00/X.html", "X.com/X-X/X", "X@X.com", "X.X@X.de", "X_00@X-X.org",
+    "<X>", "</X>", "&lt;X&gt;", "@X", "#X", "X00", "Y-000", "…", "...", "?!", "-",
+    "Y", "Y", "Y", "Y", "Y,Y", "Y Y", "YZX", "YZ", "Z", "Z", "Z", "Z", "Z",
 )  # fmt: skip
 # The first and last letters of scripts, and emoji.
-_SCRIPTS = ("Ая", "Αω", "את", "بي", "一龥", "あん", "アン", "😀🙏", "🌀🗿")
+_SCRIPTS = ("Āž", "Āž", "Ая", "Αω", "את", "بي", "一龥", "あん", "アン", "😀🙏", "🌀🗿")
 
 
 @dataclasses.dataclass(frozen=True)
 class AugmentedPairs:
-    """A parallel text in which altered copies follow a share of the pairs, always the same."""
+    """A parallel text in which altered copies follow a share of the pairs, always the same.
+
+    Attributes:
+        pairs: the text.
+        share: of the pairs, which have a copy.
+        other_scripts: whether copies have words of other scripts. Not to learn a vocabulary from:
+            their characters stay unknown tokens, which a model learns to copy.
+    """
 
     pairs: PairSource
     share: float
+    other_scripts: bool = True
 
     def __str__(self) -> str:
         return str(self.pairs)
@@ -45,13 +56,15 @@ class AugmentedPairs:
             yield pair
             draw = random.Random(number)
             if draw.random() < self.share:
-                yield _altered(draw, *pair)
+                yield _altered(draw, *pair, self.other_scripts)
 
 
-def _altered(draw: random.Random, source: str, target: str) -> tuple[str, str]:
+def _altered(draw: random.Random, source: str, target: str, other_scripts: bool) -> tuple[str, str]:
     kinds = ("capitals", "title", "unpunctuated", "lower", "typing", "items", "item alone")
     kind = draw.choices(kinds, weights=(4, 1, 2, 2, 3, 4, 2))[0]
-    item = re.sub("[0XYZ]", lambda match: _filled(draw, match[0]), draw.choice(_ITEMS))
+    item = draw.choice(_ITEMS)
+    item = item if other_scripts else item.replace("Z", "Y")
+    item = re.sub("[0XYZ]", lambda match: _filled(draw, match[0]), item)
     if kind == "item alone":
         return item, item
     if kind == "items":

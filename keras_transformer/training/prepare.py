@@ -147,8 +147,9 @@ def make_vocabularies(
 ) -> tuple[Vocabulary, Vocabulary]:
     """Loads or learns the vocabularies of source and target; one object if they share it.
 
-    They are learned from the text to train on, see `learn_from_corpus`. `say` receives whether that
-    supports fewer tokens than the default.
+    They are learned from the text to train on, see `learn_from_corpus`, and from the altered copies
+    of its pairs, if it has any: capitals need subwords too. `say` receives whether that supports
+    fewer tokens than the default.
     """
     if data.vocabulary is not None:
         source = Vocabulary.load(data.vocabulary)
@@ -157,6 +158,8 @@ def make_vocabularies(
         check_symbols(data, task, vocabularies)
         return vocabularies
     sources = task.train_sources(data)
+    if data.augment:
+        sources = [AugmentedPairs(source, data.augment, other_scripts=False) for source in sources]
     options: dict[str, Any] = {
         "size": data.vocabulary_size,
         "normalization": data.vocabulary_normalization,
