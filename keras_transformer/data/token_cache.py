@@ -19,11 +19,13 @@ import json
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tqdm import tqdm
 
 from keras_transformer.data.corpus import PairSource, ParallelText, TokenizedCorpus, nothing_left
 from keras_transformer.errors import InputError, writing
@@ -34,6 +36,7 @@ _FORMAT = 5
 _MANIFEST = "manifest.json"
 _SIDES = ("source", "target")
 _CHUNK_PAIRS = 500  # in memory at once
+_SECONDS_BETWEEN_REPORTS = {"terminal": 0.1, "file": 10}
 
 
 def cached_corpus(
@@ -43,18 +46,16 @@ def cached_corpus(
     *,
     max_length: int | None = None,
     max_length_ratio: float | None = None,
-    progress: Callable[[int], None] = lambda num_pairs: None,
-    keep_others: bool = True,
 ) -> TokenizedCorpus:
     """Opens the tokenized corpus of these inputs; tokenizes the text first if there is none.
+
+    Standard error shows the progress: on a terminal as a bar, else at most once in ten seconds.
 
     Args:
         folder: the cache folder.
         sources: the text, in this order.
         vocabularies: of the source and of the target.
         max_length, max_length_ratio: see `TokenizedCorpus.from_ids`.
-        progress: called with the number of pairs that have been tokenized so far.
-        keep_others: whether to keep the corpora of other inputs in the folder.
 
     Raises:
         InputError: a text cannot be read, changes meanwhile, or has no usable pair; or the folder
@@ -76,16 +77,13 @@ def cached_corpus(
         shutil.rmtree(path, ignore_errors=True)  # a damaged one
         try:
             with writing(f"the tokenized text to {folder}"), atomic_folder(path) as aside:
-                _write(aside, inputs, sources, vocabularies, limits, progress)
+                _write(aside, inputs, sources, vocabularies, limits)
         except InputError:
             if not path.exists():  # as another process has made the same one meanwhile
                 raise
         corpus = _open(path)
         if corpus is None:
             raise InputError(f"{path} cannot be read just after it was written; check that disk")
-    if not keep_others:
-        for other in {*path.parent.glob("tokens-*")} - {path}:
-            shutil.rmtree(other, ignore_errors=True)
     return corpus
 
 
@@ -111,7 +109,6 @@ def _write(
     sources: Sequence[PairSource],
     vocabularies: Sequence[Vocabulary],
     limits: dict[str, Any],
-    progress: Callable[[int], None],
 ) -> None:
     """Tokenizes the text into the files of a corpus."""
     types = {f"{side}_offsets": "<i8" for side in _SIDES}
@@ -119,8 +116,8 @@ def _write(
         types[f"{side}_ids"] = "<u2" if vocabulary.size <= 1 << 16 else "<i4"
     ends = dict.fromkeys(_SIDES, 0)  # of the sentences so far
     total: collections.Counter[str] = collections.Counter()
-    num_pairs = 0
     with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(_progress_bar())
         files = {name: stack.enter_context((folder / name).open("wb")) for name in types}
 
         def append(name: str, values: npt.NDArray[Any]) -> None:
@@ -141,8 +138,7 @@ def _write(
                     ends[side] = offsets[-1]
                 dropped.update(corpus.dropped)
                 kept += len(corpus)
-                num_pairs += len(text.source)
-                progress(num_pairs)
+                bar.update(len(text.source))
             # Its identity is part of the folder's name.
             if source.identity != identity:
                 raise InputError(f"{source} changed while it was read; start again")
@@ -155,6 +151,12 @@ def _write(
         "dropped": dict(total),
     }
     write_atomically(folder / _MANIFEST, json.dumps(manifest, indent=2))
+
+
+def _progress_bar() -> Any:
+    """Returns a bar of the pairs that have been tokenized, on standard error."""
+    seconds = _SECONDS_BETWEEN_REPORTS["terminal" if sys.stderr.isatty() else "file"]
+    return tqdm(desc="Tokenizing", unit=" pairs", mininterval=seconds, delay=seconds)
 
 
 def _digest(values: Any) -> str:

@@ -115,6 +115,7 @@ def learn_vocabulary(
                 hard_vocab_limit=is_exact,
                 character_coverage=character_coverage,
                 byte_fallback=byte_fallback,
+                split_digits=True,  # a model copies numbers that it has not seen, digit by digit
                 pad_id=PAD_ID,
                 unk_id=UNK_ID,
                 bos_id=BOS_ID,

@@ -48,7 +48,7 @@ def training_corpus(
         folder: of the run, for the tokenized text.
         task: reads the text.
         cache_dir: instead of the folder, one that several runs share.
-        say: receives lines about the progress and what was dropped.
+        say: receives a line for each reason that pairs were dropped for.
     """
     subword_samplers(data, vocabularies)  # reports vocabularies without subwords first
     sources = task.train_sources(data)
@@ -60,8 +60,6 @@ def training_corpus(
         vocabularies,
         max_length=data.max_length,
         max_length_ratio=data.max_length_ratio,
-        progress=lambda pairs: say(f"Tokenizing: {pairs:,} pairs ..."),
-        keep_others=cache_dir is not None,
     )
     for reason, count in corpus.dropped.items():
         if count:

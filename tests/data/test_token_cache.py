@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+import time
 
 import numpy as np
 import pytest
@@ -79,11 +80,29 @@ def test_text_becomes_flat_arrays_that_are_mapped_read_only(cache, tsv):
 def test_corpora_follow_each_other_and_may_repeat(tmp_path, cache, tsv):
     (tmp_path / "source").write_text("x\n\n")
     (tmp_path / "target").write_text("y\nz\n")
-    pair, told = FilePair(tmp_path / "source", tmp_path / "target"), []
-    corpus = open_corpus(cache, pair, tsv, pair, progress=told.append)
+    pair = FilePair(tmp_path / "source", tmp_path / "target")
+    corpus = open_corpus(cache, pair, tsv, pair)
     assert sentences(corpus, "source") == ["x.", "ab.", "d.", "hi.", "x."]
     assert corpus.dropped["empty"] == 2
-    assert told == [2, 4, 5, 7]
+
+
+class Slow(Letters):
+    def encode(self, texts):
+        time.sleep(0.01)
+        return super().encode(texts)
+
+
+@pytest.mark.parametrize(("seconds", "least", "most"), [(10, 0, 0), (0.1, 1, 6)])
+def test_progress_in_a_file_is_rare(tmp_path, cache, monkeypatch, capsys, seconds, least, most):
+    """Here are 20 chunks of text, which take 0.4 s or more."""
+    assert token_cache._SECONDS_BETWEEN_REPORTS["file"] == 10
+    monkeypatch.setitem(token_cache._SECONDS_BETWEEN_REPORTS, "file", seconds)
+    text = write_tsv(tmp_path / "long.tsv", ["ab c"] * 40)
+    start = time.monotonic()
+    open_corpus(cache, text, vocabulary=Slow())
+    most = most and max(most, int((time.monotonic() - start) / seconds) + 1)
+    output = capsys.readouterr()
+    assert output.out == "" and least <= output.err.count("Tokenizing") <= most
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65_536, np.uint16), (65_537, np.int32)])
@@ -105,9 +124,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("changes", "new_text", "encoded"), CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("keep_others", [True, False])
 def test_text_is_tokenized_once_for_the_same_inputs(
-    tmp_path, cache, tsv, keep_others, changes, new_text, encoded
+    tmp_path, cache, tsv, changes, new_text, encoded
 ):
     other = write_tsv(tmp_path / "other.tsv", ["x y"])
     open_corpus(cache, tsv, other)
@@ -116,9 +134,9 @@ def test_text_is_tokenized_once_for_the_same_inputs(
     vocabulary = dataclasses.replace(changes.get("vocabulary", Letters()), encoded=0)
     sources = [elsewhere, other][:: changes.get("order", 1)]
     limits = {name: value for name, value in changes.items() if name.startswith("max")}
-    open_corpus(cache, *sources, vocabulary=vocabulary, keep_others=keep_others, **limits)
+    open_corpus(cache, *sources, vocabulary=vocabulary, **limits)
     assert vocabulary.encoded == encoded
-    assert len(made(cache)) == 1 + (keep_others and encoded > 0)
+    assert len(made(cache)) == 1 + (encoded > 0)
     assert (made(cache) == before) == (encoded == 0)
 
 

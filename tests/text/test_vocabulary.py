@@ -101,6 +101,14 @@ def test_symbols_are_one_token_each_however_rare():
     assert vocabulary.decode([ids]) == ["the ∕DT cat ⟨NP"]
 
 
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_numbers_are_read_digit_by_digit(kind):
+    vocabulary = learn_vocabulary(["in 2024 or 2023, room 17", "2024 17 17"] * 9, kind=kind)
+    (ids,) = vocabulary.encode(["2024 17"])
+    pieces = [piece for piece in vocabulary.pieces(ids) if piece != "▁"]
+    assert [piece.lstrip("▁") for piece in pieces] == list("202417")
+
+
 def test_space_ids_are_the_tokens_of_nothing_but_spaces():
     characters = learn_vocabulary(["ein Hund"], size=20, kind="char")
     assert characters.pieces(characters.space_ids) == ["▁"]
