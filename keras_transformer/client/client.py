@@ -98,7 +98,10 @@ class Client(SentenceTranslator):
         ):
             if not value > 0:
                 raise InputError(f"{name} must be positive, got {value}")
-        check_unicode("model", model)
+        if retries < 0:
+            raise InputError(f"retries must not be negative, got {retries}")
+        for name, text in (("model", model), ("label", label or "")):
+            check_unicode(name, text)
         if version is not None and label is not None:
             raise InputError(f"give version {version} or label {label!r}, not both")
         self._timeout_s = timeout_s

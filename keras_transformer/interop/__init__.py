@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from keras_transformer.config import TrainingConfig
-from keras_transformer.errors import InputError, check_choice, writing
-from keras_transformer.files import Path, atomic_folder, local_path
+from keras_transformer.errors import InputError, check_choice
+from keras_transformer.files import Path, local_path
 from keras_transformer.interop.ctranslate2 import is_ctranslate2, read_ctranslate2
 from keras_transformer.interop.fairseq import is_fairseq, read_fairseq
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions
@@ -78,9 +78,10 @@ def read_model(
     foreign = format.read(path, options)
     origin = {"format": format_name, "model": str(model) if is_on_hub else path.resolve().name}
     origin |= {"revision": path.name} if is_on_hub else {}
-    is_tokenized = kind_of(foreign.vocabularies[0]) == "word"
-    notes = [*foreign.notes, *([_TOKENIZED] if is_tokenized else [])]
-    return dataclasses.replace(foreign, origin=origin, notes=notes)
+    foreign = dataclasses.replace(foreign, origin=origin)
+    if kind_of(foreign.vocabularies[0]) == "word":
+        foreign.notes.append(_TOKENIZED)
+    return foreign
 
 
 def _find_format(path: pathlib.Path) -> str:
@@ -108,27 +109,17 @@ def run_configs(model: ForeignModel) -> RunConfigs:
 
 
 def import_run(model: ForeignModel, run_dir: Path) -> RunDirectory:
-    """Writes the run directory of a model atomically and returns it.
-
-    Args:
-        model: to import.
-        run_dir: a path that does not exist, without commas.
+    """Writes the run directory of a model and returns it.
 
     Raises:
-        InputError: the model cannot be imported; the folder exists or cannot be written; or its
-            path has a comma.
+        InputError: the model cannot be imported; or the folder holds a run already, cannot be
+            written, or has a comma in its path.
 
     Example:
         >>> run = import_run(read_model("Helsinki-NLP/opus-mt-en-de"), "runs/opus")
         >>> Translator(run.load_model(), *run.vocabularies()).translate("Hello")
     """
-    path = local_path(run_dir)
-    if path.exists():
-        raise InputError(f"{path} exists already; give a path that does not")
-    RunDirectory(path).check_is_new()
-    configs = run_configs(model)
+    configs, run = run_configs(model), RunDirectory(run_dir)
     configs.search_config()  # rejects impossible values
-    transformer = model.to_model()
-    with writing(str(path)), atomic_folder(path) as aside:
-        RunDirectory(aside).write(configs, *model.vocabularies, transformer)
-    return RunDirectory(path)
+    run.write(configs, *model.vocabularies, model.to_model())
+    return run

@@ -28,11 +28,10 @@ from keras_transformer.interop.foreign import (
     ForeignModel,
     ImportOptions,
     Layout,
-    Part,
     check_exportable,
     export_folder,
+    layer_tensors,
     to_numpy,
-    transformer_parts,
     unsupported,
 )
 from keras_transformer.interop.reading import (
@@ -45,7 +44,7 @@ from keras_transformer.interop.reading import (
     reading,
     reject,
 )
-from keras_transformer.interop.vocabularies import Symbols, make_vocabularies, save_tokenizer
+from keras_transformer.interop.vocabularies import Symbols, save_tokenizer
 from keras_transformer.layers import sinusoids
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
@@ -57,6 +56,25 @@ _NUM_POSITIONS = 2048
 
 # Members of `ctranslate2.specs.Activation`.
 _ACTIVATIONS = {"relu": 0, "gelu_tanh": 1, "swish": 2, "gelu": 3, "gelu_sigmoid": 4}
+# Names of the weights in model.bin, and of the attributes of a specification.
+_LAYOUT = Layout(
+    names={
+        "self.fused": "{side}/layer_{i}/self_attention/linear_0/{kind}",
+        "self.out": "{side}/layer_{i}/self_attention/linear_1/{kind}",
+        "self.norm": "{side}/layer_{i}/self_attention/layer_norm/{kind}",
+        "cross.query": "{side}/layer_{i}/attention/linear_0/{kind}",
+        "cross.fused": "{side}/layer_{i}/attention/linear_1/{kind}",
+        "cross.out": "{side}/layer_{i}/attention/linear_2/{kind}",
+        "cross.norm": "{side}/layer_{i}/attention/layer_norm/{kind}",
+        "ffn.inner": "{side}/layer_{i}/ffn/linear_0/{kind}",
+        "ffn.outer": "{side}/layer_{i}/ffn/linear_1/{kind}",
+        "ffn.norm": "{side}/layer_{i}/ffn/layer_norm/{kind}",
+        "final.norm": "{side}/layer_norm/{kind}",
+        "embedding.norm": "{side}/layernorm_embedding/{kind}",
+    },
+    gain="gamma",
+    offset="beta",
+)
 
 
 def export_ctranslate2(
@@ -161,8 +179,13 @@ def _specification(model: Transformer, specs: Any) -> Any:
     decoder.position_encodings.encodings = encoder.position_encodings.encodings
     if not config.share_positions:
         decoder.position_encodings.encodings = _positions(model.target_positions, config)
-    for part in transformer_parts(model):
-        _set_part(spec, part, head_dim)
+    for path, array in layer_tensors(model, _LAYOUT):
+        *names, kind = path.split("/")
+        setattr(functools.reduce(_child, names, spec), kind, array)
+    for layer in (*encoder.layer, *decoder.layer):
+        layer.self_attention.queries_scale = head_dim**-0.5
+    for layer in decoder.layer:
+        layer.attention.queries_scale = head_dim**-0.5
     decoder.projection.weight = decoder.embeddings.weight
     if model.projection is not None:
         decoder.projection.weight = to_numpy(model.projection.kernel).T
@@ -179,24 +202,12 @@ def _positions(layer: Any, config: TransformerConfig) -> Array:
     return to_numpy(sinusoids(positions, config.model_dim, config.positions))
 
 
-def _set_part(spec: Any, part: Part, head_dim: int) -> None:
-    """Sets a linear layer or a norm."""
-    path = _NAMES[part.fused].format(side=part.side, i=part.index, kind="")
-    for name in path.strip("/").split("/"):  # such as layer_0, which is the first of `layer`
-        parent = spec
-        if hasattr(spec, name):
-            spec = getattr(spec, name)
-        else:
-            name, _, number = name.rpartition("_")
-            spec = getattr(spec, name)[int(number)]
-    if part.is_norm:
-        spec.gamma, spec.beta = to_numpy(part.layer.gain), to_numpy(part.layer.bias)
-        return
-    if part.names[0] in ("self.query", "cross.query"):
-        parent.queries_scale = head_dim**-0.5
-    spec.weight = to_numpy(part.layer.kernel).T  # CTranslate2's matrices are [out, in]
-    if part.layer.use_bias:
-        spec.bias = to_numpy(part.layer.bias)
+def _child(spec: Any, name: str) -> Any:
+    """Returns a part of a specification; "layer_0" is the first of `layer`."""
+    if hasattr(spec, name):
+        return getattr(spec, name)
+    name, _, number = name.rpartition("_")
+    return getattr(spec, name)[int(number)]
 
 
 # The reader.
@@ -210,20 +221,6 @@ _DTYPES = {
     0: np.dtype("<f4"), 1: np.dtype("i1"), 2: np.dtype("<i2"), 3: np.dtype("<i4"),
     4: np.dtype("<f2"), 5: np.dtype(ml_dtypes.bfloat16),
 }  # fmt: skip
-_NAMES = {
-    "self.fused": "{side}/layer_{i}/self_attention/linear_0/{kind}",
-    "self.out": "{side}/layer_{i}/self_attention/linear_1/{kind}",
-    "self.norm": "{side}/layer_{i}/self_attention/layer_norm/{kind}",
-    "cross.query": "{side}/layer_{i}/attention/linear_0/{kind}",
-    "cross.fused": "{side}/layer_{i}/attention/linear_1/{kind}",
-    "cross.out": "{side}/layer_{i}/attention/linear_2/{kind}",
-    "cross.norm": "{side}/layer_{i}/attention/layer_norm/{kind}",
-    "ffn.inner": "{side}/layer_{i}/ffn/linear_0/{kind}",
-    "ffn.outer": "{side}/layer_{i}/ffn/linear_1/{kind}",
-    "ffn.norm": "{side}/layer_{i}/ffn/layer_norm/{kind}",
-    "final.norm": "{side}/layer_norm/{kind}",
-    "embedding.norm": "{side}/layernorm_embedding/{kind}",
-}
 # Options that change nothing here, or that `_options` reads.
 _IGNORED = (
     "*/alignment_heads", "*/alignment_layer", "*/alibi_use_positive_positions", "*/scale_alibi",
@@ -260,7 +257,7 @@ def read_ctranslate2(folder: pathlib.Path, import_options: ImportOptions) -> For
     return ForeignModel(
         options=options | positions,
         tensors=tensors,
-        layout=Layout(names=_NAMES, gain="gamma", offset="beta"),
+        layout=_LAYOUT,
         source_table=tensors.get("encoder/embeddings_0/weight", (None, None)),
         target_table=target_table,
         projection=tensors.get("decoder/projection/weight", target_table.shape),
@@ -268,7 +265,7 @@ def read_ctranslate2(folder: pathlib.Path, import_options: ImportOptions) -> For
         position_tables=position_tables,
         source=source,
         target=target,
-        vocabularies=make_vocabularies((source, target), spms, str(folder)),
+        spms=spms,
         search={  # the defaults of `Translator.translate_batch`
             "length_penalty": 1.0,
             "length_penalty_form": "power",

@@ -30,7 +30,7 @@ from keras_transformer.interop.reading import (
     reject,
     torch_tensors,
 )
-from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
+from keras_transformer.interop.vocabularies import Symbols
 
 # {side} is encoder or decoder, {i} the layer from 0, {kind} "weight" or "bias".
 LAYER_NAMES = {
@@ -107,9 +107,7 @@ def read_fairseq(path: pathlib.Path, import_options: ImportOptions) -> ForeignMo
         position_tables=positions,
         source=source,
         target=target,
-        vocabularies=make_vocabularies(
-            (source, target), import_options.spms, f"the dictionaries of {file}"
-        ),
+        spms=import_options.spms,
         # The defaults of fairseq-generate.
         search={
             "beam_size": 5,

@@ -3,7 +3,8 @@
 A reader tells three things: the fields of `TransformerConfig`, the tensors with a `Layout` of their
 names, and the `Symbols` of both sides. `ForeignModel.to_model` builds the `Transformer` from them:
 it permutes embeddings into this package's token order, transposes and joins matrices, and checks
-that every tensor of the file is used.
+that every tensor of the file is used. Exports write the layers with the same `Layout`, see
+`layer_tensors`.
 
 Shapes: V tokens of a vocabulary, D model dimension, F inner dimension of the feed-forward layers.
 """
@@ -23,7 +24,7 @@ from keras_transformer.config import BOS_ID, PAD_ID, TransformerConfig
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.interop.reading import Array, Tensors
-from keras_transformer.interop.vocabularies import Symbols
+from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 
@@ -68,6 +69,17 @@ class Layout:
     offset: str = "bias"
     transposed: bool = True
 
+    def name(self, part: str, side: str, index: int, kind: str) -> str:
+        """Returns the name of a tensor in the file."""
+        template = self.names.get(f"{side}.{part}") or self.names[part]
+        return template.format(side=side, i=index, n=index + 1, kind=kind)
+
+    def parts_of(self, part: "Part") -> tuple[str, ...]:
+        """Returns the names of a part's matrices, or of the one that holds them all."""
+        fused = f"{part.names[0].partition('.')[0]}.fused"
+        is_fused = len(part.names) > 1 and fused in self.names
+        return (fused,) if is_fused else part.names
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForeignModel:
@@ -82,7 +94,7 @@ class ForeignModel:
         position_tables: [P, D] of learned positions, from the first token's on: none, one, or one
             for encoder and decoder each.
         source, target: the symbols.
-        vocabularies: of source and target; their ids are in the order of `Symbols.order`.
+        spms: SentencePiece models of source and target; none for text of tokens between spaces.
         search: fields of `SearchConfig`: how the toolkit itself searches.
         origin: format, name and revision, without folders of this machine.
         notes: lines for the user.
@@ -96,12 +108,17 @@ class ForeignModel:
     projection: Array
     source: Symbols
     target: Symbols
-    vocabularies: tuple[Vocabulary, Vocabulary]
+    spms: Sequence[pathlib.Path] = ()
     output_bias: Array | None = None
     position_tables: Sequence[Array] = ()
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    notes: Sequence[str] = ()
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @functools.cached_property
+    def vocabularies(self) -> tuple[Vocabulary, Vocabulary]:
+        """Those of source and target; their ids are in the order of `Symbols.order`."""
+        return make_vocabularies((self.source, self.target), self.spms, self.tensors.where)
 
     @functools.cached_property
     def config(self) -> TransformerConfig:
@@ -130,7 +147,7 @@ class ForeignModel:
             model_dim=self.target_table.shape[1],
             feed_forward_dim=max(self._inner_dim(*layer) for layer in layers),
             attention_bias=any(
-                self._name(part, *layer, self.layout.bias) in self.tensors
+                self.layout.name(part, *layer, self.layout.bias) in self.tensors
                 for part in ("self.out", query)
                 for layer in layers
             ),
@@ -180,12 +197,12 @@ class ForeignModel:
             (part.layer.gain, self.layout.gain),
             (part.layer.bias, self.layout.offset),
         ):
-            name = self._name(part.names[0], part.side, part.index, kind)
+            name = self.layout.name(part.names[0], part.side, part.index, kind)
             variable.assign(self.tensors.get(name, tuple(variable.shape)))
 
     def _fill_dense(self, part: "Part") -> None:
         """Sets a linear layer to one or several of the toolkit's, joined along the output."""
-        names = (part.fused,) if part.fused in self.layout.names else part.names
+        names = self.layout.parts_of(part)
         rows, columns = part.layer.kernel.shape
         # One side's feed-forward layers may be narrower than the other's: zeros fill them up, as
         # every activation maps 0 to 0.
@@ -205,11 +222,11 @@ class ForeignModel:
     ) -> tuple[Array, Array]:
         """Returns a matrix [in, out] and its bias [out], zeros if there is none."""
         kernel = self.tensors.get(
-            self._name(name, side, index, self.layout.kernel),
+            self.layout.name(name, side, index, self.layout.kernel),
             shape[::-1] if self.layout.transposed else shape,
         )
         kernel = kernel.T if self.layout.transposed else kernel
-        bias_name = self._name(name, side, index, self.layout.bias)
+        bias_name = self.layout.name(name, side, index, self.layout.bias)
         bias = self.tensors.find(bias_name, (kernel.shape[1],))
         return kernel, np.zeros(kernel.shape[1], np.float32) if bias is None else bias
 
@@ -217,14 +234,8 @@ class ForeignModel:
         kernel, _ = self._linear("ffn.inner", side, index, (None, None))
         return int(kernel.shape[1])
 
-    def _name(self, part: str, side: str, index: int, kind: str) -> str:
-        """Returns the name of a tensor in the file."""
-        template = self.layout.names.get(f"{side}.{part}") or self.layout.names[part]
-        return template.format(side=side, i=index, n=index + 1, kind=kind)
 
-
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A linear layer or a normalization of a `Transformer`, under the names of `Layout`.
 
     Attributes:
@@ -243,11 +254,6 @@ class Part:
     def is_norm(self) -> bool:
         """Whether it is a layer normalization, with a gain instead of a matrix."""
         return self.names[0].endswith("norm")
-
-    @property
-    def fused(self) -> str:
-        """The name of all its matrices as one: "self.fused" or "cross.fused"."""
-        return self.names[0] if len(self.names) == 1 else f"{self.names[0].split('.')[0]}.fused"
 
 
 def transformer_parts(model: Any) -> Iterator[Part]:
@@ -313,6 +319,35 @@ def _our_rows(
 
 
 # What exports have in common.
+
+
+def layer_tensors(
+    model: Any, layout: Layout, order: slice | Array = slice(None)
+) -> Iterator[tuple[str, Array]]:
+    """Yields the weights of all `transformer_parts` with their names in a format.
+
+    Args:
+        model: a Transformer.
+        layout: of the format.
+        order: for each entry of the model dimension in the format, the one of the model.
+    """
+    for part in transformer_parts(model):
+        parts = layout.parts_of(part)
+        if part.is_norm:
+            kinds = {layout.gain: part.layer.gain, layout.offset: part.layer.bias}
+            weights = {kind: [to_numpy(variable)[order]] for kind, variable in kinds.items()}
+        else:
+            writes_model_dim = part.names[0] in ("self.out", "cross.out", "ffn.outer")
+            rows, columns = (slice(None), order) if writes_model_dim else (order, slice(None))
+            kernel = to_numpy(part.layer.kernel)[rows][:, columns]
+            kernels = np.split(kernel, len(parts), axis=1)
+            weights = {layout.kernel: [each.T if layout.transposed else each for each in kernels]}
+            if part.layer.use_bias:
+                bias = to_numpy(part.layer.bias)[columns]
+                weights[layout.bias] = np.split(bias, len(parts))
+        for kind, arrays in weights.items():
+            for name, array in zip(parts, arrays, strict=True):
+                yield layout.name(name, part.side, part.index, kind), array
 
 
 def check_exportable(

@@ -32,7 +32,7 @@ from keras_transformer.interop.reading import (
     reading,
     reject,
 )
-from keras_transformer.interop.vocabularies import Symbols, make_vocabularies, read_spm
+from keras_transformer.interop.vocabularies import Symbols, read_spm
 
 # {side} is encoder or decoder, {n} the layer from 1, {kind} W or b, or that of a norm.
 _NAMES = {
@@ -149,9 +149,7 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
         position_tables=[] if positions is None else [positions],
         source=source,
         target=target,
-        vocabularies=make_vocabularies(
-            (source, target), import_options.spms or _find_spms(vocabularies), str(vocabularies[0])
-        ),
+        spms=import_options.spms or _find_spms(vocabularies),
         search=search_fields(decoder),
         notes=missing_options(
             f"{name} {decoder[name]}"

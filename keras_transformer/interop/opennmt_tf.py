@@ -16,7 +16,7 @@ from keras_transformer.interop.reading import (
     reading,
     reject,
 )
-from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
+from keras_transformer.interop.vocabularies import Symbols
 
 _NAMES = {
     "self.query": "model/{side}/layers/{i}/self_attention/layer/linear_queries/{kind}",
@@ -92,7 +92,7 @@ def read_opennmt_tf(path: pathlib.Path, import_options: ImportOptions) -> Foreig
         output_bias=tensors.find(f"{output}bias", (len(target_table),)),
         source=source,
         target=target,
-        vocabularies=make_vocabularies((source, target), import_options.spms, str(path)),
+        spms=import_options.spms,
         search={
             "length_penalty": 0.0,
             "beam_size": 4,

@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,14 +29,13 @@ from keras_transformer.interop.foreign import (
     ForeignModel,
     ImportOptions,
     Layout,
-    Part,
     check_exportable,
     check_rows,
     export_folder,
     has_unused_padding,
+    layer_tensors,
     missing_options,
     to_numpy,
-    transformer_parts,
     unsupported,
 )
 from keras_transformer.interop.reading import (
@@ -52,15 +50,11 @@ from keras_transformer.interop.reading import (
     reject,
     torch_tensors,
 )
-from keras_transformer.interop.vocabularies import (
-    Symbols,
-    code_of,
-    make_vocabularies,
-    save_tokenizer,
-)
+from keras_transformer.interop.vocabularies import Symbols, code_of, save_tokenizer
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
 
+_LAYOUT = Layout(names={part: f"model.{name}" for part, name in LAYER_NAMES.items()})
 _ACTIVATIONS = {
     "relu": "relu",
     "swish": "swish",
@@ -110,14 +104,14 @@ def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> Fo
     return ForeignModel(
         options=options,
         tensors=tensors,
-        layout=Layout(names={part: f"model.{name}" for part, name in LAYER_NAMES.items()}),
+        layout=_LAYOUT,
         source_table=source_table,
         target_table=target_table,
         projection=projection,
         output_bias=_output_bias(tensors, generation, target, projection),
         source=source,
         target=target,
-        vocabularies=make_vocabularies((source, target), spms, str(folder)),
+        spms=spms,
         search=_search(generation, target),
         notes=_search_notes(generation, target) + _language_codes(source),
     )
@@ -425,45 +419,22 @@ def _marian_tensors(model: Transformer) -> dict[str, Array]:
     order = np.arange(config.model_dim)  # our dimension of each of theirs
     if config.positions == "sinusoidal":
         order = np.concatenate([order[::2], order[1::2]])  # sines first, then cosines
+    tensors = dict(layer_tensors(model, _LAYOUT, order))
+    for name in [*tensors]:  # MarianMT has biases everywhere
+        bias_name = name.replace("weight", "bias")
+        tensors.setdefault(bias_name, np.zeros(len(tensors[name]), "float32"))
     source, target = (
         to_numpy(embedding.table)[:, order]
         for embedding in (model.source_embedding, model.target_embedding)
     )
     if config.share_embeddings == "all":
-        tensors = {"model.shared.weight": source}
+        tensors["model.shared.weight"] = source
     else:
-        tensors = {
-            "model.encoder.embed_tokens.weight": source,
-            "model.decoder.embed_tokens.weight": target,
-        }
+        tensors["model.encoder.embed_tokens.weight"] = source
+        tensors["model.decoder.embed_tokens.weight"] = target
     if model.projection is not None:
         tensors["lm_head.weight"] = to_numpy(model.projection.kernel)[order].T
     bias = model.output_bias
     bias = np.zeros(config.target_size, "float32") if bias is None else to_numpy(bias)
     tensors["final_logits_bias"] = bias[None]  # [1, V]
-    for part in transformer_parts(model):
-        for name, weight, bias in _pytorch_tensors(part, order):
-            for kind, tensor in (("weight", weight), ("bias", bias)):
-                key = LAYER_NAMES[name].format(side=part.side, i=part.index, kind=kind)
-                tensors[f"model.{key}"] = tensor
     return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-
-
-def _pytorch_tensors(part: Part, order: Array) -> Iterator[tuple[str, Array, Array]]:
-    """Yields the names of a part, each with weight [out, in] and bias [out] in their order of D."""
-    if part.is_norm:
-        yield part.names[0], to_numpy(part.layer.gain)[order], to_numpy(part.layer.bias)[order]
-        return
-    kernel = to_numpy(part.layer.kernel)  # [in, out]
-    bias = to_numpy(part.layer.bias) if part.layer.use_bias else np.zeros(len(kernel.T), "float32")
-    if part.names[0] in ("self.out", "cross.out", "ffn.outer"):
-        kernel, bias = kernel[:, order], bias[order]
-    else:
-        kernel = kernel[order]
-    for name, matrix, offset in zip(
-        part.names,
-        np.split(kernel, len(part.names), axis=1),
-        np.split(bias, len(part.names)),
-        strict=True,
-    ):
-        yield name, matrix.T, offset

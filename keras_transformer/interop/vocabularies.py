@@ -8,17 +8,13 @@ of the model: the graph needs no table, and the rows of matrices are put into th
 
 import dataclasses
 import functools
-import io
 import pathlib
 import re
-import struct
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 from google.protobuf.message import DecodeError
-from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor, set_min_log_level
 
 from keras_transformer.config import WORD_START
 from keras_transformer.errors import InputError
@@ -40,6 +36,7 @@ from keras_transformer.text.sentencepiece_model import (
 
 _NEVER = -1e6  # added to the lowest score for tokens that are never to be chosen
 _UNIGRAM, _WORDS = 1, 3  # of `model_type` of SentencePiece
+_ONLY_ERRORS = 2  # of the log of SentencePiece
 _SPECIAL = ("<s>", "</s>", "<pad>", "<blank>", "<unk>")  # never words of a text
 
 
@@ -225,7 +222,8 @@ def save_tokenizer(vocabulary: Vocabulary, path: pathlib.Path) -> None:
     replaces or drops by itself.
     """
     model = model_message().FromString(vocabulary.model_bytes)
-    normalize = SentencePieceProcessor(model_proto=vocabulary.model_bytes).normalize
+    set_min_log_level(_ONLY_ERRORS)
+    normalizer = SentencePieceNormalizer(model_proto=vocabulary.model_bytes)
     missing = {
         character: result
         for characters, pattern, result in (
@@ -235,12 +233,16 @@ def save_tokenizer(vocabulary: Vocabulary, path: pathlib.Path) -> None:
         for character in characters
         if re.match(pattern, character)
         and character not in " \0"  # no rule can have a NUL
-        and normalize(f"1{character}1") != normalize(f"1{result}1")
+        and normalizer.normalize(f"1{character}1") != normalizer.normalize(f"1{result}1")
     }
     if missing:
-        rules = _rules(model.normalizer_spec.precompiled_charsmap) | missing
-        model.normalizer_spec.precompiled_charsmap = _compiled(rules)
-        model.normalizer_spec.name = "user_defined"
+        spec = model.normalizer_spec
+        rules = dict(normalizer.decompile()) if spec.precompiled_charsmap else {}
+        compiled = SentencePieceNormalizer(norm_map=[*(rules | missing).items()])
+        spec.precompiled_charsmap = spec.FromString(
+            compiled.serialized_normalizer_spec()
+        ).precompiled_charsmap
+        spec.name = "user_defined"
         model.ClearField("self_test_data")
     write_atomically(path, model.SerializeToString())
 
@@ -258,47 +260,3 @@ def tokenizer_notes(source: Vocabulary) -> list[str]:
     if source.cuts_words_apart:
         notes.append("Its SentencePiece model makes one unknown token of a run of unknown words.")
     return notes
-
-
-def _rules(charsmap: bytes) -> dict[str, str]:
-    """Returns the rules of a normalizer, what becomes of each text.
-
-    The bytes are the size of a trie, the trie as a double array of Darts-clone, whose leaves are
-    places in what follows, and the results, each with a NUL at its end.
-    """
-    if not charsmap:
-        return {}
-    (size,) = struct.unpack_from("<I", charsmap)
-    units, results = np.frombuffer(charsmap, "<u4", size // 4, 4), charsmap[4 + size :]
-    offsets = (units >> 10) << ((units & 0x200) >> 6)
-    labels = np.arange(1, 256)
-    rules, nodes = {}, [(0, b"")]
-    while nodes:
-        node, start = nodes.pop()
-        children = labels ^ int(node ^ offsets[node])
-        is_child = (units[children] & 0x800000FF) == labels
-        for child, label in zip(children[is_child], labels[is_child], strict=True):
-            text = start + bytes([label])
-            nodes.append((child, text))
-            if units[child] & 0x100:
-                place = int(units[child ^ offsets[child]] & 0x7FFFFFFF)
-                rules[text.decode()] = results[place : results.index(0, place)].decode()
-    return rules
-
-
-def _compiled(rules: Mapping[str, str]) -> bytes:
-    """Returns rules as SentencePiece compiles them, which it does only where it learns."""
-    lines = (
-        "\t".join(" ".join(f"{ord(character):X}" for character in text) for text in rule)
-        for rule in rules.items()
-    )
-    learned = io.BytesIO()
-    with tempfile.NamedTemporaryFile("w", encoding="ascii", suffix=".tsv") as file:
-        file.write("\n".join(lines) + "\n")
-        file.flush()
-        SentencePieceTrainer.train(
-            sentence_iterator=iter(["a"]), model_writer=learned, model_type="char", vocab_size=5,
-            hard_vocab_limit=False, normalization_rule_tsv=file.name, minloglevel=2,
-        )  # fmt: skip
-    model = model_message().FromString(learned.getvalue())
-    return bytes(model.normalizer_spec.precompiled_charsmap)
