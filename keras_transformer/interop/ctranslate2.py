@@ -115,8 +115,7 @@ def export_ctranslate2(
     """
     with needs_extra("ctranslate2"):
         from ctranslate2.specs import transformer_spec as specs
-    advice = "export it as a SavedModel, or before `quantize` (--quantization quantizes an export)"
-    check_exportable(model, (source, target), "CTranslate2", _obstacles, advice)
+    check_exportable(model, (source, target), "CTranslate2", _obstacles)
     with export_folder(folder) as aside:
         spec = _specification(model, specs)
         # CTranslate2 has one name for each reserved token: both sides get the target's.

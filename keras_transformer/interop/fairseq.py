@@ -168,12 +168,9 @@ def _config_fields(args: Options) -> dict[str, Any]:
         [args.get(f"{side}_{name}", bool, False) for side in ("encoder", "decoder")]
         for name in ("normalize_before", "learned_pos")
     )
-    unsupported = (
-        "no_token_positional_embeddings", "no_cross_attention", "cross_self_attention",
-        "adaptive_input", "adaptive_softmax_cutoff", "no_decoder_final_norm",
-        # Tasks of several languages: a token of the language begins source or target.
-        "encoder_langtok", "decoder_langtok",
-    )  # fmt: skip
+    # Others show in the names of the tensors. In tasks of several languages a token of the language
+    # begins source or target.
+    unsupported = ("no_token_positional_embeddings", "encoder_langtok", "decoder_langtok")
     langtoks = args.get("langtoks", dict, {})  # by data set, a token of each side or None
     reject(
         {

@@ -355,7 +355,6 @@ def check_exportable(
     vocabularies: tuple[Vocabulary, Vocabulary],
     toolkit: str,
     obstacles: Callable[[TransformerConfig], Mapping[str, Any]],
-    advice: str,
 ) -> None:
     """Raises `InputError` that lists all that a toolkit does not support of a model.
 
@@ -364,7 +363,6 @@ def check_exportable(
         vocabularies: of source and target, which must have the model's sizes.
         toolkit: its name.
         obstacles: returns what it does not support, with whether a configuration has it.
-        advice: what the user can do instead.
     """
     if type(model) is Transformer:
         layers = model._flatten_layers()
@@ -373,7 +371,9 @@ def check_exportable(
     else:
         reasons = {f"a model of class {type(model).__name__}": True}
     if names := [name for name, is_there in reasons.items() if is_there]:
-        raise InputError(f"{toolkit} does not support {', '.join(names)}; {advice}")
+        raise InputError(
+            f"{toolkit} does not support {', '.join(names)}; export the model as a SavedModel"
+        )
     sizes = (model.config.vocabulary_size, model.config.target_size)
     for side, size, vocabulary in zip(("source", "target"), sizes, vocabularies, strict=True):
         if vocabulary.size != size:

@@ -9,8 +9,7 @@ import pathlib
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import yaml
@@ -25,6 +24,7 @@ from keras_transformer.interop.foreign import (
 from keras_transformer.interop.marian_binary import is_binary, read_binary
 from keras_transformer.interop.reading import (
     Array,
+    Options,
     Tensors,
     ids_to_tokens,
     map_file,
@@ -54,7 +54,7 @@ _NAMES = {
     "final.norm": "{side}_top_ln_{kind}",
     "embedding.norm": "{side}_emb_ln_{kind}_pre",
 }
-# The values of options that a plain Transformer has.
+# The values of options that a plain Transformer has; others show in the names of the tensors.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "type": ("transformer",),
     "transformer-decoder-autoreg": ("self-attention", "rnn"),
@@ -62,23 +62,14 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "transformer-postprocess": ("an", "dan", "a", "da"),
     "transformer-postprocess-top": ("", "d", "n", "nd"),
     "transformer-postprocess-emb": ("", "d", "n", "nd"),
-    "transformer-ffn-depth": ("2",),
-    "transformer-decoder-ffn-depth": ("0", "2"),
     "transformer-ffn-activation": ("relu", "swish", "gelu"),
-    "transformer-no-projection": ("false",),
-    "transformer-no-affine": ("false",),
     "transformer-pool": ("false",),
-    "transformer-rnn-projection": ("false",),
     "transformer-alibi-shift": ("false",),
     "transformer-alibi-trainable": ("false",),
     "transformer-disable-position-embeddings": ("false",),
     "transformer-attention-mask": ("default",),
-    "ulr": ("false",),
     "right-left": ("false",),
-    "lemma-dependency": ("",),
-    "factors-dim-emb": ("0",),
     "input-types": ([],),
-    "transformer-tied-layers": ([],),
 }
 _SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
 # Options of decoder.yml that change translations and that `SearchConfig` lacks.
@@ -87,9 +78,7 @@ _OTHER_SEARCH = (
     "word-scores-threshold", "allow-special",
 )  # fmt: skip
 _FIREFOX = {"beam-size": "1", "normalize": "1.0"}  # how it searches
-_BEAM_SIZE = "12"  # of marian-decoder, where decoder.yml names none
 _OPTIONS = "special:model.yml"
-_Number = TypeVar("_Number", int, float)
 
 
 def is_marian(path: pathlib.Path) -> bool:
@@ -111,8 +100,7 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
             f"{path} is not a model of Marian: it lacks {_OPTIONS}; give the file of a model"
         )
     text = tensors.get(_OPTIONS).astype(np.int8).tobytes().decode("utf-8", "replace")
-    options = _read_yaml(text, path)
-    fields = model_fields(options)
+    fields = model_fields(Options(_read_yaml(text, path), str(path)))
     # Multipliers of activations, which are for integers, are ignored too.
     tensors.ignore("special:*", "decoder_c_tt", "*_QuantMultA")
     suffix = "_pre" if fields["norm_position"] == "pre" else ""
@@ -152,9 +140,9 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
         spms=import_options.spms or _find_spms(vocabularies),
         search=search_fields(decoder),
         notes=missing_options(
-            f"{name} {decoder[name]}"
+            f"{name} {decoder.values[name]}"
             for name in _OTHER_SEARCH
-            if decoder.get(name) not in (None, "", "0", "0.0", "false", [])
+            if decoder.values.get(name) not in (None, "", "0", "0.0", "false", [])
         )
         + [
             f"The shortlist {file.name} is left out: any token may come next."
@@ -163,64 +151,54 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
     )
 
 
-def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+def model_fields(options: Options) -> dict[str, Any]:
     """Returns fields of `TransformerConfig`; `InputError` lists all that cannot be imported."""
     pre, post, top = (
-        str(options.get(f"transformer-{name}", "")).replace("d", "")  # without dropout
+        options.get(f"transformer-{name}", str, "").replace("d", "")  # without dropout
         for name in ("preprocess", "postprocess", "postprocess-top")
     )
     is_pre = (pre, post, top) == ("n", "a", "n")
     are_usual = is_pre or (pre, post, top) == ("", "an", "")
-    is_recurrent = options.get("transformer-decoder-autoreg") == "rnn"
-    cell = options.get("dec-cell")
+    is_recurrent = options.get("transformer-decoder-autoreg", str, "") == "rnn"
+    cell = options.values.get("dec-cell")
     reject(
         {
-            f"{name} {options[name] or 'empty'}": options[name] not in supported
+            f"{name} {options.values[name] or 'empty'}": options.values[name] not in supported
             for name, supported in _SUPPORTED.items()
-            if name in options
+            if name in options.values
         }
         | {
             f"norms {pre!r} before, {post!r} after and {top!r} at the end": not are_usual,
             f"dec-cell {cell}": is_recurrent and cell != "ssru",
         }
     )
-    activation = options.get("transformer-ffn-activation", "swish")
-    version = str(options.get("version", "")).split(" ")[0]
+    activation = options.get("transformer-ffn-activation", str, "swish")
+    version = options.get("version", str, "").split(" ")[0]
     if activation == "gelu" and tuple(map(int, re.findall(r"\d+", version))) < _SINCE_ERF:
         activation = "gelu_sigmoid"
     return {
-        "num_layers": _number(options, "enc-depth", int),
-        "decoder_layers": _number(options, "dec-depth", int),
-        "num_heads": _number(options, "transformer-heads", int),
+        "num_layers": options.get("enc-depth", int, 0),
+        "decoder_layers": options.get("dec-depth", int, 0),
+        "num_heads": options.get("transformer-heads", int, 0),
         "activation": activation,
         "norm_position": "pre" if is_pre else "post",
         "norm_epsilon": 1e-6,
         "positions": "concatenated",
-        "embedding_norm": "n" in str(options.get("transformer-postprocess-emb", "d")),
+        "embedding_norm": "n" in options.get("transformer-postprocess-emb", str, "d"),
         "decoder_mixer": "ssru" if is_recurrent else "attention",
     }
 
 
-def search_fields(decoder: Mapping[str, Any]) -> dict[str, Any]:
+def search_fields(decoder: Options) -> dict[str, Any]:
     """Returns fields of `SearchConfig`, of the options in decoder.yml."""
     return {
-        "beam_size": _number({"beam-size": _BEAM_SIZE, **decoder}, "beam-size", int),
+        "beam_size": decoder.get("beam-size", int, 12),
         "length_penalty_form": "power",
-        "length_penalty": _number({"normalize": "0", **decoder}, "normalize", float),
-        "forbid_unknown": decoder.get("allow-unk") != "true",
+        "length_penalty": decoder.get("normalize", float, 0.0),
+        "forbid_unknown": decoder.get("allow-unk", str, "") != "true",
         "min_length": 0,
         "early_stop": "narrow",
     }
-
-
-def _number(options: Mapping[str, Any], name: str, kind: type[_Number]) -> _Number:
-    value = options.get(name)
-    try:
-        return kind(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise InputError(
-            f"{name} is {value!r} in the model's options; it must be of type {kind.__name__}"
-        ) from None
 
 
 def _read_yaml(text: str, path: pathlib.Path) -> dict[str, Any]:
@@ -239,17 +217,15 @@ _LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 def _files(
     path: pathlib.Path, import_options: ImportOptions
-) -> tuple[pathlib.Path, Mapping[str, Any], tuple[pathlib.Path, ...]]:
+) -> tuple[pathlib.Path, Options, tuple[pathlib.Path, ...]]:
     """Returns the model's file, the options of decoder.yml, and both vocabularies."""
     folder = path if path.is_dir() else path.parent
     decoders = [path] if path.suffix == ".yml" else sorted(folder.glob("*decoder.yml"))
-    options = _read_yaml(read_text(decoders[0]), decoders[0]) if decoders else {}
+    values = _read_yaml(read_text(decoders[0]), decoders[0]) if decoders else {}
+    options = Options(values, str(decoders[0]) if decoders else "")
 
     def named(key: str) -> list[pathlib.Path]:
-        names = options.get(key) or []
-        if not isinstance(names, list):
-            raise InputError(f"{key} of {decoders[0]} must be a list of files, got {names!r}")
-        return [folder / pathlib.Path(str(name)).name for name in names]
+        return [folder / pathlib.Path(str(name)).name for name in options.get(key, list, [])]
 
     models = (
         [path]
@@ -259,7 +235,7 @@ def _files(
     if len(models) != 1:
         raise InputError(f"{path} has {len(models)} models; name one .npz or .bin file")
     if not decoders and is_binary(models[0]):
-        options = _FIREFOX
+        options = Options(_FIREFOX, "")
     vocabularies = import_options.vocabularies or tuple(named("vocabs") or _by_name(folder))
     if len(vocabularies) != 2:
         raise InputError(

@@ -122,11 +122,15 @@ class Options:
         """Returns an option, the default if it is missing or None.
 
         Raises:
-            InputError: its type is not `kind`; a whole number is also a float and a bool.
+            InputError: its type is not `kind`; a whole number is also a float and a bool, and the
+                text of a number, as in YAML, is a number.
         """
         value = self.values.get(name)
         if value is None:
             return default
+        if isinstance(value, str) and kind in (int, float):
+            with contextlib.suppress(ValueError):
+                value = kind(value)  # type: ignore[call-arg]
         widened: dict[Any, Any] = {float: (float, int), bool: (bool, int)}
         is_kind = isinstance(value, widened.get(kind, kind))
         if not is_kind or (type(value) is bool and kind in (int, float)):

@@ -299,13 +299,8 @@ def export_transformers(
         >>> tokenizer.batch_decode(ids, skip_special_tokens=True)
         ['zweihundert']
     """
-    check_exportable(
-        model,
-        (source, target),
-        "MarianMT of transformers",
-        functools.partial(_obstacles, source, target),
-        "train a model with default options, or export this one as a SavedModel",
-    )
+    obstacles = functools.partial(_obstacles, source, target)
+    check_exportable(model, (source, target), "MarianMT of transformers", obstacles)
     is_shared, search = model.config.share_embeddings == "all", SearchConfig()
     files: dict[str, Any] = {
         "config.json": _marian_config(model),

@@ -112,7 +112,7 @@ CASES = {
         "hf_marian", with_text("model.safetensors", "version https://git-lfs.github.com/spec/v1"),
         "run git lfs pull"),
     "a model that is no list": (
-        "marian_pre_relu", with_text("decoder.yml", "models: model.npz\n"), "must be a list of"),
+        "marian_pre_relu", with_text("decoder.yml", "models: model.npz\n"), "option models of "),
     "a configuration that is none": (
         "hf_marian", with_text("config.json", "{"), "is not a JSON file, or a"),
     "no SentencePiece model": ("hf_marian", without("source.spm"), "source.spm is missing"),
@@ -172,8 +172,8 @@ CASES = {
         "marian_pre_relu", with_marian_options(transformer_postprocess="dhn"),
         "transformer-postprocess dhn, norms 'n' before, 'hn' after and 'n' at the end"),
     "other models of Marian": (
-        "marian_pre_relu", with_marian_options(type="amun", ulr="true", right_left="true"),
-        "type amun, ulr true, right-left true"),
+        "marian_pre_relu", with_marian_options(type="amun", right_left="true"),
+        "type amun, right-left true"),
     "other models of fairseq": (
         "fairseq_math", with_fairseq_options(arch="fconv_iwslt_de_en"), "arch fconv_iwslt_de_en"),
     "norms of fairseq elsewhere": (
