@@ -91,11 +91,8 @@ class Client(SentenceTranslator):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         check_choice("protocol", protocol, ("grpc", "rest"))
-        for name, value in (
-            ("batch_size", batch_size),
-            ("requests_in_flight", requests_in_flight),
-            ("timeout_s", timeout_s),
-        ):
+        sizes = {"batch_size": batch_size, "requests_in_flight": requests_in_flight}
+        for name, value in (sizes | {"timeout_s": timeout_s}).items():
             if not value > 0:
                 raise InputError(f"{name} must be positive, got {value}")
         if retries < 0:
@@ -206,7 +203,7 @@ def _find_files(tls: bool, *files: str | os.PathLike[str] | None) -> Certificate
     paths = Certificates(*(None if file is None else str(local_path(file)) for file in files))
     if not tls and any(paths):
         raise InputError("certificates need TLS; turn on tls, or remove them")
-    if (paths.chain is None) != (paths.key is None):
+    if (paths.cert_file is None) != (paths.key_file is None):
         raise InputError("give client_certificate and client_key together, or neither")
     for path in filter(None, paths):
         if not os.path.isfile(path):

@@ -120,7 +120,6 @@ class GrpcTransport:
                 entry.key: _BY_NUMBER[entry.value.dtype][0] for entry in signature.value.inputs
             }
             for signature in answer.metadata[0].value.value.signature_def
-            if not signature.key.startswith("__")  # TensorFlow's own
         }
 
     def close(self) -> None:

@@ -42,17 +42,11 @@ class RestTransport:
             self._path += f"/versions/{model.version}"
         elif model.label is not None:
             self._path += f"/labels/{urllib.parse.quote(model.label, safe='')}"
-        if certificates is None:
-            self._pool = urllib3.connection_from_url(f"http://{address}", maxsize=_MAX_IDLE)
-        else:
-            root, chain, key = certificates
-            self._pool = urllib3.connection_from_url(
-                f"https://{address}",
-                maxsize=_MAX_IDLE,
-                ca_certs=root,
-                cert_file=chain,
-                key_file=key,
-            )
+        scheme = "http" if certificates is None else "https"
+        files = {} if certificates is None else certificates._asdict()
+        self._pool = urllib3.connection_from_url(
+            f"{scheme}://{address}", maxsize=_MAX_IDLE, **files
+        )
 
     def predict(
         self, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
@@ -69,7 +63,6 @@ class RestTransport:
         return {
             name: {key: value["dtype"] for key, value in signature["inputs"].items()}
             for name, signature in answer["metadata"]["signature_def"]["signature_def"].items()
-            if not name.startswith("__")  # TensorFlow's own
         }
 
     def close(self) -> None:

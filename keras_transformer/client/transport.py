@@ -32,6 +32,6 @@ class ModelName(NamedTuple):
 class Certificates(NamedTuple):
     """Paths of PEM files for TLS: authorities to trust, and the client's chain and key."""
 
-    root: str | None
-    chain: str | None
-    key: str | None
+    ca_certs: str | None
+    cert_file: str | None
+    key_file: str | None

@@ -235,7 +235,8 @@ class ForeignModel:
         return int(kernel.shape[1])
 
 
-class Part(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Part:
     """A linear layer or a normalization of a `Transformer`, under the names of `Layout`.
 
     Attributes:
