@@ -147,7 +147,7 @@ def _differences(
 
 
 def _print_table(records: dict[str, _Record], task: Task) -> None:
-    header = ["run", "checkpoint", "parameters", "updates", "target tokens", "FLOPs"]
+    header = ["run", "checkpoint", "parameters", "updates", "target tokens"]
     is_translation = task.name == "translation"
     header += ["BLEU", "p", "chrF", "p", "length ratio"] if is_translation else [task.metric.label]
     rows = [header]
@@ -155,7 +155,6 @@ def _print_table(records: dict[str, _Record], task: Task) -> None:
         cost = record["cost"]
         row = [name, record["checkpoint"], f"{record['parameters']:,}"]
         row += [f"{cost['step']:,.0f}", f"{cost['target_tokens']:,.0f}"] if cost else ["-", "-"]
-        row.append(f"{cost['flops']:.2e}" if "flops" in cost else "-")
         if is_translation:
             for metric in ("bleu", "chrf"):
                 value, interval = record[metric], record[f"{metric}_interval"]

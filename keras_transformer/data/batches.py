@@ -16,15 +16,13 @@ toolkits pairs of similar length share a batch:
    a shape.
 2. In each epoch the pairs of a bucket are shuffled and spread evenly over as few batches as hold
    them; then the batches are shuffled, but for the largest, which comes first.
-3. A corpus of more than two million pairs is planned window by window, in random order. A window
-   takes every W-th of many short pieces of the corpus, so it is a sample of the whole.
 
-How many batches a window has depends on lengths, `max_shapes` and the bounds of a batch alone: it
-is the same in every epoch and for any number of devices, but not with XLA and without. So a place
-in an epoch is found by adding up W numbers and planning one window of n pairs, O(W + n log n);
-nothing is replayed. Lengths count EOS.
+How many batches an epoch has depends on lengths, `max_shapes` and the bounds of a batch alone: it
+is the same in every epoch and for any number of devices, but not with XLA and without. So a run
+resumes in the middle of an epoch by planning that epoch, in a second for three million pairs;
+nothing is replayed. A plan takes some 30 bytes a pair. Lengths count EOS.
 
-Shapes: W windows, C cells of the order, K buckets.
+Shapes: N pairs, C cells of the order, K buckets.
 """
 
 import itertools
@@ -46,14 +44,13 @@ Resample: TypeAlias = Callable[[Sequence[Sequence[int]], int], Sequence[Sequence
 
 MAX_SHAPES = 96  # where a shape costs nothing
 MAX_COMPILED_SHAPES = 8  # where XLA compiles a program for each, which takes up to a minute
-WINDOW_PAIRS = 1 << 21
 _ENOUGH_SHARE = 0.93  # of a batch's entries are tokens; no more shapes are added then
-_PIECES = 16  # of the corpus, in a window
+_PART_PAIRS = 1 << 20  # whose lengths are in memory at once
 _ROWS_STEP = 8  # divides evenly over 2, 4 or 8 devices, and suits vector units
 _MAX_CELLS = 1024  # for sentences of up to 10 million tokens
 _PREFETCHED_BATCHES = 8  # enough to hide the making of batches, which takes milliseconds
 # What random numbers are for: no two purposes share a stream.
-_WINDOW_ORDER, _BATCH_ORDER, _SEGMENTATION = range(3)
+_BATCH_ORDER, _SEGMENTATION = 1, 2
 
 
 def training_batches(
@@ -206,30 +203,29 @@ class BatchPlan:
         batch_sentences: int | None = None,
         max_shapes: int = MAX_SHAPES,
     ) -> None:
-        self._corpus = corpus
-        counts, longest = _count_lengths(corpus)  # [W, C], [C, 2]
+        cells, longest = _cells_of_corpus(corpus)  # [N], [C, 2]
         if longest.max() > batch_tokens:
             raise InputError(
                 f"batch_tokens {batch_tokens} has no room for the longest sentence "
                 f"({longest.max()} tokens); raise it, or lower max_length"
             )
+        counts = np.bincount(cells)  # [C]
         tokens = int(corpus.source_offsets[-1] + corpus.target_offsets[-1])
 
         # The buckets: as few as pad little enough, or those of at most `max_shapes` that pad least.
         bounds = batch_tokens, batch_sentences
         starts = _cut_into_buckets(counts, longest, bounds, max_shapes, tokens / _ENOUGH_SHARE)
-        self._bucket_of_cell = np.searchsorted(starts, np.arange(len(longest)), "right") - 1
+        bucket_of_cell = np.searchsorted(starts, np.arange(len(longest)), "right") - 1
+        self._bucket_of_pair = bucket_of_cell.astype(np.uint16)[cells]  # [N]
 
-        # How many pairs of each bucket a window has, and the batches that these fill.
-        pairs = np.add.reduceat(counts, starts, axis=1)  # [W, K]
+        # The batches that the pairs of each bucket fill.
         longest = np.maximum.reduceat(longest, starts)  # [K, 2]
-        batches, rows = _spread(pairs, longest, bounds)
-        self._batches = batches  # [W, K]
-        shapes = np.column_stack([rows.max(0), longest])
+        self._batches, rows = _spread(np.add.reduceat(counts, starts), longest, bounds)  # [K]
+        shapes = np.column_stack([rows, longest])
         self.shapes = tuple(BatchShape(*shape) for shape in shapes.tolist())
-        self.batches_per_epoch = int(batches.sum())
+        self.batches_per_epoch = int(self._batches.sum())
         entries = [shape.entries for shape in self.shapes]
-        self.real_share = tokens / float(batches.sum(0) @ entries)
+        self.real_share = tokens / float(self._batches @ entries)
 
     def epoch(
         self, epoch: int = 0, *, seed: int = 0, first_batch: int = 0
@@ -240,72 +236,43 @@ class BatchPlan:
         Args:
             epoch: index of the epoch, from 0; each has another order.
             seed: at least 0; the same seed (and NumPy) gives the same order.
-            first_batch: batches to skip; windows that hold no others are not planned.
+            first_batch: batches to skip.
         """
-        windows = _random(_WINDOW_ORDER, seed, epoch).permutation(len(self._batches))
-        memory = (self._batches[windows] > 0) * [shape.memory for shape in self.shapes]
-        for window in np.roll(windows, -memory.max(1).argmax()).tolist():
-            num_batches = int(self._batches[window].sum())
-            if first_batch < num_batches:
-                yield from self._plan_window(window, epoch, seed)[first_batch:]
-            first_batch = max(0, first_batch - num_batches)
-
-    def _plan_window(self, window: int, epoch: int, seed: int) -> list[PlannedBatch]:
-        """Returns the batches of a window: the pairs of each bucket, shuffled and split evenly."""
-        random = _random(_BATCH_ORDER, seed, window, epoch)
-        pieces = pieces_of(window, len(self._corpus))
-        pairs = np.concatenate([np.arange(piece.start, piece.stop) for piece in pieces])
-        pairs = random.permutation(pairs)
-        buckets = self._bucket_of_cell[_cells_of(*self._corpus.lengths(pairs))]
-        ends = np.bincount(buckets, minlength=len(self.shapes)).cumsum()
+        random = _random(_BATCH_ORDER, seed, 0, epoch)
+        pairs = random.permutation(len(self._bucket_of_pair))
+        buckets = self._bucket_of_pair[pairs]
+        ends = np.bincount(buckets).cumsum()
         by_bucket = np.split(pairs[np.argsort(buckets, kind="stable")], ends[:-1])
         planned = [
             PlannedBatch(shape, part)
-            for shape, pairs, batches in zip(
-                self.shapes, by_bucket, self._batches[window], strict=True
-            )
-            for part in (np.array_split(pairs, batches) if batches else ())
+            for shape, pairs, batches in zip(self.shapes, by_bucket, self._batches, strict=True)
+            for part in np.array_split(pairs, batches)
         ]
         shuffled = [planned[index] for index in random.permutation(len(planned))]
         first = max(range(len(shuffled)), key=lambda index: shuffled[index].shape.memory)
-        return [shuffled.pop(first), *shuffled]
+        yield from [shuffled.pop(first), *shuffled][first_batch:]
 
 
 def _random(*key: int) -> np.random.Generator:
     return np.random.default_rng(key)
 
 
-# Windows, and how many of their pairs have which lengths.
+# How many pairs have which lengths.
 
 
-def count_windows(num_pairs: int) -> int:
-    """Returns the number of windows W, at least 1, of a corpus."""
-    return max(1, -(-num_pairs // WINDOW_PAIRS))
-
-
-def pieces_of(window: int, num_pairs: int) -> list[slice]:
-    """Returns which pairs of a corpus are in a window: slices, spread over the whole corpus."""
-    windows = count_windows(num_pairs)
-    count = _PIECES * windows
-    edges = [num_pairs * piece // count for piece in range(count + 1)]
-    return [slice(*edges[piece : piece + 2]) for piece in range(window, count, windows)]
-
-
-def _count_lengths(corpus: TokenizedCorpus) -> tuple[Integers, Integers]:
-    """Returns how many pairs are in each cell of each window, int64 [W, C], and the longest
-    source and target of each cell, int64 [C, 2]. It looks at one piece at a time.
+def _cells_of_corpus(corpus: TokenizedCorpus) -> tuple[npt.NDArray[np.uint16], Integers]:
+    """Returns the cell of each pair, uint16 [N], and the longest source and target of each cell,
+    int64 [C, 2]. It looks at a part of the corpus at a time.
     """
-    counts = np.zeros((count_windows(len(corpus)), _MAX_CELLS), np.int64)
+    cells = np.zeros(len(corpus), np.uint16)
     longest = np.zeros((_MAX_CELLS, 2), np.int64)
-    for window, in_window in enumerate(counts):
-        for piece in pieces_of(window, len(corpus)):
-            lengths = corpus.lengths(piece)
-            cells = _cells_of(*lengths)
-            in_window += np.bincount(cells, minlength=_MAX_CELLS)
-            for side in (0, 1):
-                np.maximum.at(longest[:, side], cells, lengths[side])
-    used = int(np.flatnonzero(counts.any(0))[-1]) + 1
-    return counts[:, :used], longest[:used]
+    for start in range(0, len(corpus), _PART_PAIRS):
+        part = slice(start, start + _PART_PAIRS)
+        lengths = corpus.lengths(part)
+        cells[part] = _cells_of(*lengths)
+        for side in (0, 1):
+            np.maximum.at(longest[:, side], cells[part], lengths[side])
+    return cells, longest[: int(cells.max()) + 1]
 
 
 def _cells_of(source: Integers, target: Integers) -> Integers:
@@ -337,18 +304,16 @@ def _cut_into_buckets(
     """Returns the first cell of each bucket, [K]: the cuts that leave the least padding.
 
     A batch that is less than half full counts as half a batch: small updates are worth less.
-    `pairs` [W, C] are those of an epoch, `longest` [C, 2] source and target, `bounds` are on the
+    `pairs` [C] are those of each cell, `longest` [C, 2] source and target, `bounds` are on the
     tokens and rows of a batch; no more buckets are made than reach `enough` entries an epoch.
     """
     # Of a bucket from cell i to cell j, [C, C]; it needs i <= j.
     count = len(longest)
     is_bucket = np.triu(np.ones((count, count), bool))
     longest = np.maximum.accumulate(np.where(is_bucket[..., None], longest, 0), axis=1)
-    batches, rows = np.zeros((2, count, count), int)
-    for end in np.cumsum(pairs, axis=1):  # [C], of a window
-        start = np.append(0, end[:-1])
-        in_window, fullest = _spread(end - start[:, None], longest, bounds)
-        batches, rows = batches + in_window, np.maximum(rows, fullest)
+    end = np.cumsum(pairs)
+    start = np.append(0, end[:-1])
+    batches, rows = _spread(end - start[:, None], longest, bounds)
     rows = np.maximum(rows, _most_rows(longest, bounds) / 2)
     entries = np.where(is_bucket, batches * rows * longest.sum(2), np.inf)
 

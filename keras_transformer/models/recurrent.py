@@ -127,29 +127,6 @@ class RecurrentModel(Seq2SeqModel):
             time=time + 1,
         )
 
-    def count_flops(self, source_length: Any, target_length: Any) -> Any:
-        """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
-
-        An LSTM of U units multiplies an input of width I by 4 U (I + U) weights. A source token
-        passes two LSTMs in each layer and is projected for attention, to width A; a target token
-        passes the decoder's layers, the query and the output layer; each pair of a target and a
-        source token has a score and a share of a context.
-        """
-        config = self.config
-        model_dim, units = config.model_dim, config.hidden_dim
-        width = config.attention_dim or units  # A
-        upper = config.num_layers - 1
-        source = 2 * 4 * units * (model_dim + units + upper * 3 * units) + 2 * units * width
-        target = 4 * units * (model_dim + units + upper * 2 * units) + 3 * units * model_dim
-        target += units * width
-        pairs = source_length * target_length * (width + 2 * units)
-        if config.intra_decoder_attention:
-            target += units**2 + units * model_dim
-            pairs = pairs + target_length**2 * 2 * units
-        bridges = 2 * config.num_layers * 2 * units**2  # for the hidden and the cell state
-        layers = 2 * (source_length * source + target_length * target + pairs + bridges)
-        return layers + self._projection_flops(target_length)
-
     def _encode(
         self, source: Tensor, training: bool | None
     ) -> tuple[RecurrentMemory, tuple[LSTMState, ...]]:

@@ -180,27 +180,6 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             **options,
         )
 
-    def count_flops(self, source_length: Any, target_length: Any) -> Any:
-        """Returns the floating-point operations of a forward pass over one sentence pair.
-
-        None, as here, if the architecture does not count them: its runs then report no FLOPs.
-        Counts matrix products only, a multiplication and an addition for each entry, entries that a
-        causal mask hides included, padding not.
-
-        Args:
-            source_length: tokens with EOS; a number, NumPy array or tensor (use arithmetic and
-                `keras.ops` only), in float64 for an exact result.
-            target_length: the same of the target.
-
-        Returns:
-            A number or an array, or None.
-        """
-        return None
-
-    def _projection_flops(self, target_length: Any) -> Any:
-        """Returns the operations of the output projection, as `count_flops` does."""
-        return 2 * target_length * self.config.model_dim * self.config.target_size
-
     def attention_weights(self, inputs: dict[str, Tensor]) -> dict[str, list[Tensor]]:
         """Returns the weights of each layer as its attention computes them; see `attentions`."""
         return {}

@@ -34,8 +34,6 @@ class TokenWeightedModel(_Model):
         accumulation_steps, clip_norm: see `compile`.
         max_length: the most tokens that the model has positions for; None for any number.
         uses_xla: whether XLA compiles the update (TensorFlow).
-        flops_metric: a metric or None; its `update_state` gets the ids of each batch, source and
-            labels.
         bad_steps, bad_steps_in_a_row: int64 variables (TensorFlow): the updates skipped since
             `compile`, and since the last update that was not skipped.
     """
@@ -43,7 +41,6 @@ class TokenWeightedModel(_Model):
     accumulation_steps = 1
     clip_norm: float | None = None
     uses_xla = False
-    flops_metric: Any = None
     max_length: int | None = None
     _jit_compile_asked: bool | Literal["auto"] = "auto"
 
@@ -94,9 +91,7 @@ class TokenWeightedModel(_Model):
         super().compile(*args, jit_compile=jit_compile, **kwargs)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        """Updates the metrics as `keras.Model.compute_metrics` does, and `flops_metric`."""
-        if self.flops_metric is not None:
-            self.flops_metric.update_state(x["source"], y)
+        """Updates the metrics as `keras.Model.compute_metrics` does, without padding."""
         if get_keras_mask(y_pred) is None:  # metrics of Keras skip padding by it
             labels = ops.reshape(y, ops.shape(y_pred)[:-1])
             set_keras_mask(y_pred, ops.not_equal(labels, PAD_ID))

@@ -214,20 +214,6 @@ class Transformer(TransformerModel):
     def visible_source(self, source: Tensor) -> Tensor:
         return source if self.config.source_eos else ops.where(source == EOS_ID, PAD_ID, source)
 
-    def count_flops(self, source_length: Any, target_length: Any) -> Any:
-        """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
-
-        Those of `layer_flops` in each layer; each layer of the decoder projects the memory.
-        """
-        config = self.config
-        windows = config.encoder_attention_window, config.decoder_attention_window
-        encoder, decoder, memory = layer_flops(
-            config, source_length, target_length, windows, config.decoder_mixer
-        )
-        decoder_layers = config.decoder_layers or config.num_layers
-        layers = config.num_layers * encoder + decoder_layers * (decoder + memory)
-        return layers + self._projection_flops(target_length)
-
     def _encodings(self) -> list[PositionalEncoding]:
         encodings = super()._encodings()
         if self.target_positions not in (None, self.positions):
@@ -306,52 +292,6 @@ def layer_options(config: TransformerLayersConfig) -> dict[str, Any]:
         "value_dim": config.value_dim or head_dim,
         "positions": config.attention_positions,
     }
-
-
-def layer_flops(
-    config: TransformerLayersConfig,
-    source_length: Any,
-    target_length: Any,
-    windows: tuple[int | None, int | None] = (None, None),
-    decoder_mixer: str = "attention",
-) -> tuple[Any, Any, Any]:
-    """Returns the operations of an encoder layer, of a decoder layer, and of its memory.
-
-    With H heads, keys K and values U wide, a source token is multiplied by the weights of
-    self-attention and feed-forward, H (2K + 2U) D + 2 F D; a target token by as many and by those
-    of the query and the output of cross-attention, H (K + U) D; a source token, once, by those of
-    the memory's keys and values, H (K + U) D. Each pair of a query and a key in its window adds
-    H (K + U), for scores and weighted sums, and as much again for relative positions. An SSRU has
-    2 D^2 in place of a target token's self-attention.
-
-    Args:
-        config: of the model.
-        source_length, target_length: as in `Seq2SeqModel.count_flops`.
-        windows: of self-attention in encoder and decoder.
-        decoder_mixer: see `TransformerConfig`.
-    """
-    head_dim = config.model_dim // config.num_heads
-    widths = (config.key_dim or head_dim) + (config.value_dim or head_dim)
-    widths *= config.num_heads  # H (K + U)
-    feed_forward = 2 * config.feed_forward_dim * config.model_dim
-    cross = widths * config.model_dim
-    pair = widths * (2 if config.positions == "relative" else 1)
-    source_keys, target_keys = source_length, target_length  # that a query sees
-    if windows[0] is not None:
-        source_keys = _minimum(source_length, windows[0])
-    if windows[1] is not None:
-        target_keys = _minimum(target_length, windows[1] // 2 + 1)
-    source_token, target_token = 2 * cross + source_keys * pair, 2 * cross + target_keys * pair
-    if decoder_mixer == "ssru":
-        target_token = 2 * config.model_dim**2
-    encoder = source_length * (source_token + feed_forward)
-    decoder = target_length * (target_token + cross + source_length * widths + feed_forward)
-    return 2 * encoder, 2 * decoder, 2 * source_length * cross
-
-
-def _minimum(length: Any, most: int) -> Any:
-    # A product of integer tensors overflows.
-    return min(length, most) if isinstance(length, (int, float)) else ops.minimum(length, most)
 
 
 def mean_of_heads(attention: Tensor) -> Tensor:

@@ -17,12 +17,7 @@ from keras_transformer.layers import UniversalDecoder, UniversalEncoder
 from keras_transformer.layers.masks import padding_mask, predicting_mask
 from keras_transformer.layers.universal import Halting, Steps, mix_attention
 from keras_transformer.models.seq2seq import register_architecture
-from keras_transformer.models.transformer import (
-    TransformerModel,
-    layer_flops,
-    layer_options,
-    mean_of_heads,
-)
+from keras_transformer.models.transformer import TransformerModel, layer_options, mean_of_heads
 from keras_transformer.objectives import TRAINING_PREFIX
 
 
@@ -103,19 +98,6 @@ class UniversalTransformer(TransformerModel):
             for side, steps in zip(("source", "target"), stacks, strict=True)
             for name in ("steps", "remainders")
         }
-
-    def count_flops(self, source_length: Any, target_length: Any) -> Any:
-        """Returns the operations of a forward pass, see `Seq2SeqModel.count_flops`.
-
-        Those of `Transformer.count_flops` with `num_steps` layers: also with adaptive steps, since
-        the layer then computes tokens that have halted and drops the result. The memory is
-        projected once. A halting unit multiplies each token by a vector.
-        """
-        config = self.config
-        encoder, decoder, memory = layer_flops(config, source_length, target_length)
-        halting = 2 * (source_length + target_length) * config.model_dim * config.adaptive_steps
-        layers = config.num_steps * (encoder + decoder + halting) + memory
-        return layers + self._projection_flops(target_length)
 
     def _position_signals(self, positions: Tensor) -> Tensor:
         """Returns [..., D] for positions [...]; zeros [1] if self-attention has positions."""

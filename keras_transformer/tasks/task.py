@@ -24,8 +24,7 @@ if TYPE_CHECKING:  # tasks load without TensorFlow
 # What metrics.jsonl and the logs of `fit` hold of training itself.
 TRAINING_VALUES = {
     "step", "seconds", "loss", "perplexity", "accuracy", "padding", "learning_rate",
-    "tokens_per_second", "target_tokens", "flops", "padded_flops",
-    "skipped_steps",
+    "tokens_per_second", "target_tokens", "skipped_steps",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The metrics of a run: the rows of metrics.jsonl, and the count of FLOPs.
+"""The metrics of a run: the rows of metrics.jsonl.
 
 A row covers the batches since the row before it: `log_steps` of them, or fewer up to a checkpoint
 or validation. docs/reference/run_directory.md lists its values; those that are not of the dev set
@@ -9,21 +9,15 @@ import json
 import math
 import pathlib
 
-import keras
-from keras import ops
-
-from keras_transformer.config import PAD_ID
-from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import write_atomically
-from keras_transformer.models import Seq2SeqModel
 from keras_transformer.objectives import TRAINING_PREFIX
 from keras_transformer.tasks.task import TRAINING_VALUES
 
 Row = dict[str, float]
 
 MEANS = ("loss", "perplexity", "accuracy", "padding")  # over the batches of a row
-TOTALS = ("seconds", "target_tokens", "flops", "padded_flops")  # these add up over a run
+TOTALS = ("seconds", "target_tokens")  # these add up over a run
 
 
 def dev_values(row: Row) -> Row:
@@ -118,39 +112,3 @@ def _short(value: float) -> float | None:
     if isinstance(value, int):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
-
-
-class TrainingFlops(keras.metrics.Metric):
-    """Adds up the floating-point operations of training on the batches seen.
-
-    A model counts the matrix products of its forward pass; the backward pass takes twice as many.
-    Embedding lookups, biases, norms, softmax, loss and optimizer are not counted, as in Kaplan et
-    al. 2020, section 2.1. "flops" are those of the sentence pairs by their own lengths,
-    "padded_flops" those of the matrices with all their padding, which the device computes.
-
-    Args:
-        model: its `count_flops` gives the operations of one pair; calls `update_state` if this is
-            its `flops_metric`.
-    """
-
-    def __init__(self, model: Seq2SeqModel) -> None:
-        super().__init__(name="training_flops")
-        self._count = model.count_flops
-        self.real, self.padded = (
-            self.add_variable((), "zeros", "float64", name=name)  # exact up to 2**53
-            for name in ("real", "padded")
-        )
-
-    def update_state(self, source: Tensor, labels: Tensor) -> None:
-        """Counts a batch of ids, source [B, S] and labels [B, T]."""
-        sides = [ops.convert_to_tensor(ids) for ids in (source, labels)]
-        lengths = [ops.sum(ops.cast(ids != PAD_ID, "float64"), axis=1) for ids in sides]  # [B]
-        widths = [ops.cast(ops.shape(ids)[1], "float64") for ids in sides]
-        rows = ops.cast(ops.shape(sides[0])[0], "float64")
-        self.real.assign_add(3 * ops.sum(self._count(*lengths)))
-        self.padded.assign_add(3 * rows * self._count(*widths))
-
-    def result(self) -> dict[str, Tensor]:
-        totals = {"flops": self.real, "padded_flops": self.padded}
-        # A copy: the variable itself would change later.
-        return {name: ops.cast(total, "float64") for name, total in totals.items()}

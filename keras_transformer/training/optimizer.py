@@ -24,7 +24,6 @@ from keras_transformer.objectives import (
     WarmUp,
 )
 from keras_transformer.training.checkpoints import by_name
-from keras_transformer.training.metrics import TrainingFlops
 
 
 def compile_for_training(
@@ -43,8 +42,6 @@ def compile_for_training(
         # Decay of gains and biases would only keep norms from doing their work.
         vectors = [weight for weight in model.trainable_weights if len(weight.shape) < 2]
         optimizer.exclude_from_weight_decay(var_list=vectors)
-    is_counted = model.count_flops(1, 1) is not None
-    model.flops_metric = TrainingFlops(model) if is_counted else None
     model.compile(
         optimizer=optimizer,
         loss=SmoothedCrossEntropy(training.label_smoothing),

@@ -1,6 +1,5 @@
-"""Rows of metrics: what they cover, their file, TensorBoard and FLOPs."""
+"""Rows of metrics: what they cover, their file, and TensorBoard."""
 
-import functools
 import json
 import math
 import re
@@ -12,9 +11,9 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from keras_transformer.config import RecurrentConfig, TransformerConfig, UniversalConfig
+from keras_transformer.config import TransformerConfig
 from keras_transformer.errors import InputError
-from keras_transformer.models import Seq2SeqModel, Transformer, build_model
+from keras_transformer.models import Transformer
 from keras_transformer.objectives import (
     Padding,
     Perplexity,
@@ -24,7 +23,6 @@ from keras_transformer.objectives import (
 )
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.training.metrics import (
-    TrainingFlops,
     append_row,
     keep_rows,
     read_metrics,
@@ -54,7 +52,6 @@ def scalars(folder) -> dict[str, list[tuple[int, float]]]:
 def test_row_covers_batches_since_previous_row(tmp_path):
     config = {"num_layers": 1, "model_dim": 8, "feed_forward_dim": 8, "num_heads": 1}
     model = Transformer(TransformerConfig(**config, vocabulary_size=20, dropout=0.0))
-    model.flops_metric = TrainingFlops(model)
     # A rate of 0 leaves the weights as they are, so that `evaluate` gives the same afterwards.
     model.compile(
         keras.optimizers.SGD(0.0),
@@ -67,7 +64,7 @@ def test_row_covers_batches_since_previous_row(tmp_path):
     target = np.where(np.arange(6) == 0, 2, ids)
     data = tf.data.Dataset.from_tensor_slices(({"source": ids, "target": target}, ids))
     model.make_train_function()
-    before = {"seconds": 60.0, "target_tokens": 5000, "flops": 10**15, "padded_flops": 2 * 10**15}
+    before = {"seconds": 60.0, "target_tokens": 5000}
     path = tmp_path / "metrics.jsonl"
     for step in (10, 20):  # of the run that is resumed, which was killed after step 20
         append_row(path, {"step": step, **before, "skipped_steps": 2})
@@ -84,14 +81,12 @@ def test_row_covers_batches_since_previous_row(tmp_path):
             log.write_row(step, values, validate)
     log.close()
     _, *rows = read_metrics(path)
-    totals = {name: before[name] for name in ("target_tokens", "flops", "padded_flops")}
-    seconds = 60.0
+    tokens, seconds = before["target_tokens"], before["seconds"]
     for first, row in zip([10, 12, 13], rows, strict=True):
         stretch = data.skip(first - 10).take(row["step"] - first)
         expected = model.evaluate(stretch, verbose=0, return_dict=True)
-        for name in totals:
-            totals[name] += expected[name]
-            assert row[name] == totals[name], name
+        tokens += expected["target_tokens"]
+        assert row["target_tokens"] == tokens
         for name in ("loss", "perplexity", "accuracy", "padding"):
             assert row[name] == pytest.approx(expected[name], rel=1e-5), name
         # Rows have milliseconds, and their updates take few of them.
@@ -185,103 +180,3 @@ def test_log_has_a_line_for_each_row_and_dev_set(tmp_path, capsys):
         "  on the dev set"
     )
     assert "val_padding" not in read_metrics(tmp_path / "metrics.jsonl")[-1]
-
-
-# FLOPs
-
-SMALL = {"model_dim": 16, "feed_forward_dim": 24, "num_heads": 2, "vocabulary_size": 50}
-LSTM = {"model_dim": 16, "hidden_dim": 12, "vocabulary_size": 50}
-CONFIGS = {
-    "transformer": TransformerConfig(**SMALL, num_layers=2),
-    "widths": TransformerConfig(
-        **SMALL, num_layers=3, decoder_layers=1, norm_position="pre", positions="learned",
-        key_dim=3, value_dim=7, share_embeddings="none", target_vocabulary_size=70,
-    ),
-    "universal": UniversalConfig(**SMALL, num_steps=3, key_dim=3),
-    "recurrent": RecurrentConfig(**LSTM, num_layers=2),
-    "all attention": RecurrentConfig(**LSTM, attention_dim=10, intra_decoder_attention=True),
-}  # fmt: skip
-
-
-@pytest.fixture(params=CONFIGS)
-def model(request, monkeypatch) -> Seq2SeqModel:
-    """A model of each kind, without loops, whose bodies stand in a graph once."""
-    monkeypatch.setattr(keras.layers, "RNN", functools.partial(keras.layers.RNN, unroll=True))
-    return build_model(CONFIGS[request.param])
-
-
-def graph_of(function, *shapes) -> tf.Graph:
-    ids = [tf.TensorSpec(shape, tf.int32) for shape in shapes]
-    return tf.function(function, autograph=False).get_concrete_function(*ids).graph
-
-
-def multiplied(graph: tf.Graph) -> int:
-    """Adds up two operations for each entry and summand of all matrix products of a graph."""
-    total = 0
-    for operation in graph.get_operations():
-        if operation.type not in ("MatMul", "BatchMatMul", "BatchMatMulV2"):
-            is_call = operation.type == "PartitionedCall" and "dropout" not in operation.name
-            assert not is_call and operation.type not in ("Einsum", "XlaDotV2"), "count it too"
-            continue
-        first = operation.inputs[0].shape
-        transposed = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
-        total += 2 * math.prod(operation.outputs[0].shape) * first[-2 if transposed else -1]
-    return total
-
-
-def counted(model, source, target) -> dict[str, int]:
-    metric = TrainingFlops(model)
-    metric.update_state(source, target)
-    return {name: int(value) for name, value in metric.result().items()}
-
-
-def test_forward_flops_are_those_of_the_graph(model):
-    forward = lambda source, target: model({"source": source, "target": target})  # noqa: E731
-    graph = graph_of(forward, (3, 11), (3, 7))
-    assert multiplied(graph) == 3 * model.count_flops(11, 7)
-
-
-@pytest.mark.slow
-def test_training_flops_are_three_forward_passes(model):
-    """A loop sends a gradient to the state before its first step too; without one, none goes to the
-    constant state that an LSTM of the encoder, of each layer and direction, begins with.
-    """
-
-    def step(source, target):
-        with tf.GradientTape() as tape:
-            logits = model({"source": source, "target": target}, training=True)
-            loss = tf.reduce_sum(tf.nn.log_softmax(logits)[..., 5])
-        return tape.gradient(loss, model.trainable_weights)
-
-    expected = multiplied(graph_of(step, (3, 11), (3, 7)))
-    if isinstance(model.config, RecurrentConfig):
-        begun = 2 * model.config.num_layers
-        expected += 3 * begun * 2 * 4 * model.config.hidden_dim**2
-    found = counted(model, np.ones((3, 11), np.int32), np.ones((3, 7), np.int32))
-    assert found == {"flops": expected, "padded_flops": expected}
-
-
-def test_flops_of_batch_are_sum_over_sentences():
-    model = build_model(CONFIGS["transformer"])
-    source, target = np.zeros((4, 12), np.int32), np.zeros((4, 9), np.int32)
-    lengths = [(3, 9), (12, 1), (7, 7), (0, 0)]  # the last row is padding
-    for row, (source_length, target_length) in enumerate(lengths):
-        source[row, :source_length] = target[row, :target_length] = 5
-    assert counted(model, source, target) == {
-        "flops": sum(3 * model.count_flops(*pair) for pair in lengths),
-        "padded_flops": 4 * 3 * model.count_flops(12, 9),
-    }
-
-
-def test_attention_window_flops():
-    full, windows = (
-        build_model(TransformerConfig(**SMALL, num_layers=2, **changes))
-        for changes in ({}, dict(encoder_attention_window=5, decoder_attention_window=9))
-    )
-    lengths = np.array([11.0, 4]), np.array([7.0, 3])
-    fewer = np.subtract(*(model.count_flops(*lengths) for model in (full, windows)))
-    # 11 (11 - 5) of the source's pairs are not seen, and 7 (7 - 5) of the target's; 4 > 3 > 1.
-    of_pair = 2 * 2 * SMALL["model_dim"] * 2
-    np.testing.assert_allclose(fewer, [of_pair * (11 * 6 + 7 * 2), 0])
-    # Products of integers that no int32 holds.
-    assert windows.count_flops(40_000, 40_000) == windows.count_flops(4e4, 4e4) > 2**34
