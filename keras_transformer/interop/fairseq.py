@@ -91,11 +91,6 @@ def read_fairseq(path: pathlib.Path, import_options: ImportOptions) -> ForeignMo
     source_table = tensors.get("encoder.embed_tokens.weight", (None, None))
     if args.get("share_all_embeddings", bool, False):
         source_table = target_table
-    positions = [
-        tensors.get(f"{side}.embed_positions.weight", (None, None))[_FIRST_POSITION:]
-        for side in ("encoder", "decoder")
-        if args.get(f"{side}_learned_pos", bool, False)
-    ]
     source, target = _symbols(file, args, import_options)
     return ForeignModel(
         options=options,
@@ -104,7 +99,6 @@ def read_fairseq(path: pathlib.Path, import_options: ImportOptions) -> ForeignMo
         source_table=source_table,
         target_table=target_table,
         projection=_projection(tensors, args, target_table),
-        position_tables=positions,
         source=source,
         target=target,
         spms=import_options.spms,
@@ -164,13 +158,15 @@ def _config_fields(args: Options) -> dict[str, Any]:
         [args.get(f"{side}_{name}", int, 0) for side in ("encoder", "decoder")]
         for name in ("attention_heads", "layers")
     )
-    pre_norm, learned = (
-        [args.get(f"{side}_{name}", bool, False) for side in ("encoder", "decoder")]
-        for name in ("normalize_before", "learned_pos")
-    )
+    pre_norm = [
+        args.get(f"{side}_normalize_before", bool, False) for side in ("encoder", "decoder")
+    ]
     # Others show in the names of the tensors. In tasks of several languages a token of the language
     # begins source or target.
-    unsupported = ("no_token_positional_embeddings", "encoder_langtok", "decoder_langtok")
+    unsupported = (
+        "no_token_positional_embeddings", "encoder_learned_pos", "decoder_learned_pos",
+        "encoder_langtok", "decoder_langtok",
+    )  # fmt: skip
     langtoks = args.get("langtoks", dict, {})  # by data set, a token of each side or None
     reject(
         {
@@ -178,7 +174,6 @@ def _config_fields(args: Options) -> dict[str, Any]:
             f"activation_fn {activation}": activation not in _ACTIVATIONS,
             f"attention_heads {heads[0]} and {heads[1]}": heads[0] != heads[1],
             f"normalize_before {pre_norm[0]} and {pre_norm[1]}": pre_norm[0] != pre_norm[1],
-            f"learned_pos {learned[0]} and {learned[1]}": learned[0] != learned[1],
         }
         | {name: args.is_set(name) for name in unsupported}
         | {"langtoks": any(pair not in (None, (None, None)) for pair in langtoks.values())}
@@ -192,8 +187,7 @@ def _config_fields(args: Options) -> dict[str, Any]:
         "norm_position": "pre" if pre_norm[0] else "post",
         "norm_epsilon": 1e-5,  # PyTorch's
         "positions": "concatenated",  # all sines, then all cosines
-        # The tables of learned positions are read from the first row in use.
-        "first_position": 0 if learned[0] else _FIRST_POSITION,
+        "first_position": _FIRST_POSITION,
         "embedding_norm": args.get("layernorm_embedding", bool, False),
         "scale_embeddings": not args.get("no_scale_embedding", bool, False),
     }

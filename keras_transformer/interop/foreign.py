@@ -139,17 +139,15 @@ class ForeignModel:
         for name in ("num_layers", "decoder_layers"):
             if type(values[name]) is not int or not 1 <= values[name] <= _MAX_LAYERS:
                 raise InputError(f"{name} is {values[name]!r} in the model's configuration")
-        layers = [("encoder", index) for index in range(values["num_layers"])]
-        layers += [("decoder", index) for index in range(values["decoder_layers"])]
+        inner, _ = self._linear("ffn.inner", "encoder", 0, (None, None))
         query = "self.fused" if "self.fused" in self.layout.names else "self.query"
         return TransformerConfig(
             **values,
             model_dim=self.target_table.shape[1],
-            feed_forward_dim=max(self._inner_dim(*layer) for layer in layers),
+            feed_forward_dim=inner.shape[1],
             attention_bias=any(
-                self.layout.name(part, *layer, self.layout.bias) in self.tensors
+                self.layout.name(part, "encoder", 0, self.layout.bias) in self.tensors
                 for part in ("self.out", query)
-                for layer in layers
             ),
         )
 
@@ -204,18 +202,11 @@ class ForeignModel:
         """Sets a linear layer to one or several of the toolkit's, joined along the output."""
         names = self.layout.parts_of(part)
         rows, columns = part.layer.kernel.shape
-        # One side's feed-forward layers may be narrower than the other's: zeros fill them up, as
-        # every activation maps 0 to 0.
-        shape = {"ffn.inner": (rows, None), "ffn.outer": (None, columns)}.get(
-            names[0], (rows, columns // len(names))
-        )
+        shape = (rows, columns // len(names))
         pairs = [self._linear(name, part.side, part.index, shape) for name in names]
-        kernel = np.concatenate([kernel for kernel, _ in pairs], axis=1)
-        missing = (rows - kernel.shape[0], columns - kernel.shape[1])
-        part.layer.kernel.assign(np.pad(kernel, [(0, missing[0]), (0, missing[1])]))
+        part.layer.kernel.assign(np.concatenate([kernel for kernel, _ in pairs], axis=1))
         if part.layer.use_bias:
-            bias = np.concatenate([bias for _, bias in pairs])
-            part.layer.bias.assign(np.pad(bias, (0, missing[1])))
+            part.layer.bias.assign(np.concatenate([bias for _, bias in pairs]))
 
     def _linear(
         self, name: str, side: str, index: int, shape: tuple[int | None, int | None]
@@ -229,10 +220,6 @@ class ForeignModel:
         bias_name = self.layout.name(name, side, index, self.layout.bias)
         bias = self.tensors.find(bias_name, (kernel.shape[1],))
         return kernel, np.zeros(kernel.shape[1], np.float32) if bias is None else bias
-
-    def _inner_dim(self, side: str, index: int) -> int:
-        kernel, _ = self._linear("ffn.inner", side, index, (None, None))
-        return int(kernel.shape[1])
 
 
 @dataclasses.dataclass(frozen=True)

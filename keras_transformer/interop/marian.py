@@ -121,11 +121,9 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
     kernel = tensors.find("decoder_ff_logit_out_W", target_table.shape[::-1])  # [D, V]
     if kernel is not None:
         projection = kernel.T
-    # Of transformer-train-positions. Marian scales embeddings only if positions are sinusoidal.
-    positions = tensors.find("Wpos", (None, target_table.shape[1]))
     source, target = map(_read_symbols, vocabularies)
     return ForeignModel(
-        options=fields | {"scale_embeddings": positions is None},
+        options=fields,
         tensors=tensors,
         layout=Layout(
             names=names, kernel="W", bias="b", gain="scale", offset="bias", transposed=False
@@ -134,7 +132,6 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
         target_table=target_table,
         projection=target_table if projection is None else projection,
         output_bias=tensors.find("decoder_ff_logit_out_b", (len(target_table),)),
-        position_tables=[] if positions is None else [positions],
         source=source,
         target=target,
         spms=import_options.spms or _find_spms(vocabularies),

@@ -297,65 +297,40 @@ def test_opennmt_tf_vocabulary_may_list_the_unknown_token(is_full, unk, copy):
     model.to_model()
 
 
-def test_fairseq_learned_positions_are_those_of_each_side(copy):
-    tables = {
-        side: np.random.default_rng(rows).normal(size=(rows, 32)).astype("f4")
-        for side, rows in (("encoder", 12), ("decoder", 10))
-    }
-
-    def learn(state, torch):
-        for side, table in tables.items():
-            state["model"][f"{side}.embed_positions.weight"] = torch.from_numpy(table)
-            setattr(state["cfg"]["model"], f"{side}_learned_pos", True)
-
-    folder = copy("fairseq_pre_gelu")
-    with_state(learn)(folder)
-    model = read_model(folder, None, samples.import_options(folder)).to_model()
-    assert (model.config.max_positions, model.config.share_positions) == (10, False)
-    places = np.arange(10)
-    for layer, table in ((model.positions, tables["encoder"]),
-                         (model.target_positions, tables["decoder"])):  # fmt: skip
-        rows = np.minimum(places + 2, len(table) - 1)
-        np.testing.assert_array_equal(layer.encode(places), table[rows])
-
-
-def test_marian_learned_positions_leave_embeddings_unscaled(copy, sample_model):
-    table = np.random.default_rng(1).normal(size=(9, 32)).astype("f4")
-    folder = copy("marian_pre_relu")
-    with np.load(folder / "model.npz") as arrays:
-        tensors = dict(arrays)
-    np.savez(folder / "model.npz", **tensors, Wpos=table)
-    model = read_model(folder).to_model()
-    assert not model.config.scale_embeddings
-    np.testing.assert_array_equal(model.positions.encode(np.arange(9)), table)
-    # The option of Marian's command line alone makes no table: positions stay sinusoidal.
-    assert read_model(sample_model("marian_embnorm_untied")).config.scale_embeddings
-
-
 # Search options and notes
 
 MARIAN, HF = "marian_pre_relu", "hf_marian"
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "search"),
-    [
-        (HF, None, {"min_length": 0, "beam_size": 4}),  # as config.json says
-        (HF, {}, {"min_length": 0, "beam_size": 1}),
-        (HF, {"min_length": 5, "max_length": 20},
-         {"min_length": 4, "max_length": 18, "max_extra_length": 18}),
-        (HF, {"num_beams": 6, "early_stopping": False}, {"beam_size": 6, "early_stop": "current"}),
-        (HF, {"early_stopping": "never"}, {"early_stop": "exact"}),
-        (HF, {"max_new_tokens": 7, "min_new_tokens": 2}, {"min_length": 2, "max_length": 6}),
-        (HF, {"no_repeat_ngram_size": 3, "repetition_penalty": 1.2, "early_stopping": True},
-         {"no_repeat_ngram": 3, "repetition_penalty": 1.2, "early_stop": "first"}),
-        (HF, {"bad_words_ids": [[777], [1]]}, {"forbid_unknown": True}),
-        (MARIAN, {}, {"beam_size": 12, "length_penalty": 0.0, "forbid_unknown": True}),
-        (MARIAN, {"normalize": 1, "beam-size": 6}, {"length_penalty": 1.0, "beam_size": 6}),
-        (MARIAN, {"allow-unk": "true"}, {"forbid_unknown": False}),
-    ],
-)  # fmt: skip
-def test_search_options_are_taken_over(name, options, search, copy):
+# Search options in the files, the fields that they become, and the beginning of the note on others.
+SEARCH = [
+    (HF, None, {"min_length": 0, "beam_size": 4}, ""),  # as config.json says
+    (HF, {}, {"min_length": 0, "beam_size": 1}, ""),
+    (HF, {"min_length": 5, "max_length": 20},
+     {"min_length": 4, "max_length": 18, "max_extra_length": 18}, ""),
+    (HF, {"num_beams": 6, "early_stopping": False, "do_sample": False, "num_beam_groups": None},
+     {"beam_size": 6, "early_stop": "current"}, ""),
+    (HF, {"early_stopping": "never"}, {"early_stop": "exact"}, ""),
+    (HF, {"max_new_tokens": 7, "min_new_tokens": 2}, {"min_length": 2, "max_length": 6}, ""),
+    (HF, {"no_repeat_ngram_size": 3, "repetition_penalty": 1.2, "early_stopping": True},
+     {"no_repeat_ngram": 3, "repetition_penalty": 1.2, "early_stop": "first"}, ""),
+    (HF, {"repetition_penalty": 1.2, "num_beams": 4}, {}, "repetition_penalty changes logits"),
+    (HF, {"bad_words_ids": [[777], [1]]}, {"forbid_unknown": True}, ""),
+    (HF, {"bad_words_ids": [[777], [9, 8]]}, {}, "bad_words_ids [[9, 8]]"),
+    (HF, {"do_sample": True}, {}, "do_sample True"),
+    (HF, {"eos_token_id": [0, 5]}, {}, "eos_token_id [0, 5], but the first"),
+    (HF, {"diversity_penalty": 0.5}, {}, "diversity_penalty 0.5"),
+    (MARIAN, {}, {"beam_size": 12, "length_penalty": 0.0, "forbid_unknown": True}, ""),
+    (MARIAN, {"normalize": 1, "beam-size": 6, "word-penalty": 0},
+     {"length_penalty": 1.0, "beam_size": 6}, ""),
+    (MARIAN, {"allow-unk": "true"}, {"forbid_unknown": False}, ""),
+    (MARIAN, {"output-sampling": ["full"], "max-length-factor": 2}, {},
+     "max-length-factor 2, output-sampling"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options", "search", "noted"), SEARCH)
+def test_search_options_are_taken_over_or_noted(name, options, search, noted, copy):
     folder = copy(name)
     if name == MARIAN:
         files = {"models": ["model.npz"], "vocabs": ["vocab.src.yml", "vocab.trg.yml"]}
@@ -366,33 +341,9 @@ def test_search_options_are_taken_over(name, options, search, copy):
         (folder / "generation_config.json").unlink()
         config = json.loads((folder / "config.json").read_text()) | {"num_beams": 4}
         (folder / "config.json").write_text(json.dumps(config))
-    assert read_model(folder).search.items() >= search.items()
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "noted"),
-    [
-        (HF, {"num_beams": 4, "max_length": 512, "do_sample": False, "num_beam_groups": None}, ""),
-        (HF, {"do_sample": True}, "do_sample True"),
-        (HF, {"eos_token_id": [0, 5]}, "eos_token_id [0, 5], but the first"),
-        (HF, {"bad_words_ids": [[777], [9, 8]]}, "bad_words_ids [[9, 8]]"),
-        (HF, {"diversity_penalty": 0.5}, "diversity_penalty 0.5"),
-        (HF, {"repetition_penalty": 1.2}, ""),
-        (HF, {"repetition_penalty": 1.2, "num_beams": 4}, "repetition_penalty changes logits"),
-        (MARIAN, {"normalize": 1, "word-penalty": 0}, ""),
-        (MARIAN, {"output-sampling": ["full"], "max-length-factor": 2},
-         "max-length-factor 2, output-sampling"),
-    ],
-)  # fmt: skip
-def test_search_options_that_are_not_taken_over_are_noted(name, options, noted, copy):
-    folder = copy(name)
-    if name == MARIAN:
-        files = {"models": ["model.npz"], "vocabs": ["vocab.src.yml", "vocab.trg.yml"]}
-        (folder / "decoder.yml").write_text(json.dumps(files | options))
-    else:
-        (folder / "generation_config.json").write_text(json.dumps(options))
-    others = ("Begin a sentence", "The text must")
-    notes = [note for note in read_model(folder).notes if not note.startswith(others)]
+    model = read_model(folder)
+    assert model.search.items() >= search.items()
+    notes = [each for each in model.notes if not each.startswith(("Begin a sentence", "The text"))]
     assert [noted in note for note in notes] == [True] * bool(noted)
 
 
