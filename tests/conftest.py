@@ -35,7 +35,7 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 # Files that take longest, by their names: begun last, one of them would keep everyone waiting.
 _LONGEST = (
     "test_devices", "test_backends", "test_pages", "test_train",
-    "test_benchmark", "test_fuzz", "test_native_runtime", "test_model_server",
+    "test_benchmark", "test_fuzz", "test_model_server",
     "test_translate", "test_other_commands",
     "test_signatures", "test_transformer", "test_exports",
 )  # fmt: skip
@@ -371,18 +371,6 @@ def exported(once, run_dir, two_best):
 
     training = [describe_run(RunDirectory(run_dir), "average")]
     return once("exports", lambda folder: export(two_best, folder, training=training)) / "1"
-
-
-@pytest.fixture(scope="session")
-def native_program(once):
-    """The program of serving/native, built."""
-    import native_runtime
-
-    def build(folder):
-        folder.mkdir()
-        native_runtime.build(folder)
-
-    return once("native", build) / "answer"
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,6 @@ class Model:
         self.name = name
         self.signatures = dict(signatures)
         self.versions = {1: predict}
-        self.errors: dict[int, str] = {}  # of versions that cannot be loaded
         self.labels: dict[str, int] = {}
         self.requests: list[Request] = []
         self.faults: list[FaultError | None] = []  # of the next requests
@@ -294,13 +293,8 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
         return {"outputs": outputs if len(outputs) != 1 else next(iter(outputs.values()))}
 
     def _status(self) -> Any:
-        states = dict.fromkeys(self.model.versions, "AVAILABLE")
-        states |= dict.fromkeys(self.model.errors, "END")
-        return {
-            "model_version_status": [
-                {"version": str(version), "state": state} for version, state in states.items()
-            ]
-        }
+        versions = [{"version": str(each), "state": "AVAILABLE"} for each in self.model.versions]
+        return {"model_version_status": versions}
 
     do_POST = do_GET  # noqa: N815  (the name that Python looks up)
 

@@ -4,7 +4,6 @@ import json
 import pathlib
 import shutil
 
-import native_runtime
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -131,16 +130,6 @@ def test_export_answers_as_python_in_a_fresh_process(config, translator, exporte
     card = json.loads((exported / "assets.extra" / "model_card.json").read_text())
     assert card["model"]["architecture"] == config.architecture
     assert set(card["signatures"]) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(native_runtime.missing() is not None, reason=str(native_runtime.missing()))
-def test_c_program_serves_the_export(translator, exported, native_program):
-    columns = {"text": [sentence.encode() for sentence in SENTENCES]}
-    found = native_runtime.answer(native_program, exported, "serving_default", columns, [2, 3])
-    ours = translator.translate(SENTENCES)
-    assert [[text.decode() for text in row] for row in found["translations"]] == texts_of(ours)
-    np.testing.assert_allclose(np.array(found["scores"], np.float32), scores_of(ours), atol=1e-4)
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  (loads the tokenizer's ops)
 from google.protobuf import text_format
-from google.protobuf.message import DecodeError
 from tensorflow.core.framework import types_pb2
 from tensorflow_serving.config import model_server_config_pb2
 
@@ -43,12 +42,8 @@ def main() -> None:
         while True:
             paths = pathlib.Path(served.base_path).glob("[0-9]*")
             version = max((int(path.name) for path in paths), default=0)
-            model.versions = {each: model.versions[each] for each in sorted(model.versions)[-1:]}
-            if version and version not in (*model.versions, *model.errors):
-                try:
-                    load(model, version, pathlib.Path(served.base_path, str(version)))
-                except (OSError, tf.errors.OpError, DecodeError) as error:
-                    model.errors[version] = str(error)
+            if version and version not in model.versions:
+                load(model, version, pathlib.Path(served.base_path, str(version)))
             time.sleep(flags.file_system_poll_wait_seconds)
 
 

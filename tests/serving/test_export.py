@@ -14,7 +14,7 @@ from helpers import n_best, names_in
 from keras_transformer import Translator
 from keras_transformer.config import DataConfig, SearchConfig, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference import ModelFunctions
+from keras_transformer.inference import ModelFunctions, XlaShapes
 from keras_transformer.serving import export as export_module
 from keras_transformer.serving.export import describe_run, export, load_exported
 from keras_transformer.serving.model_folder import read_model_card
@@ -149,6 +149,23 @@ def test_exported_samples_and_details_match_python(trained, exported, tmp_path):
     assert "temperature" in read_model_card(version)["signatures"]["translate_options"]["inputs"]
     with pytest.raises(InputError, match="exported without details"):
         load_exported(exported).translate(["sun"], details=True)
+
+
+@pytest.mark.slow
+def test_compiled_export_answers_as_python(trained, tmp_path):
+    search = SearchConfig(
+        beam_size=2, num_translations=2, max_extra_length=3, banned_phrases=("Haus",),
+    )  # fmt: skip
+    compiled = Translator(*trained, search, xla=XlaShapes((2,), (4,)))
+    loaded = load_exported(export(compiled, tmp_path))
+    # Two together, one alone, and one that is too long for what is compiled.
+    for texts in (["hello two cat", "house"], [""], ["cat " * 6]):
+        ours, theirs = (
+            n_best(each.translate(texts)) for each in (Translator(*trained, search), loaded)
+        )
+        assert list(map(str, theirs)) == list(map(str, ours))
+        scores = [each.score for each in ours]
+        assert [each.score for each in theirs] == pytest.approx(scores, rel=1e-4, abs=1e-5)
 
 
 @pytest.fixture

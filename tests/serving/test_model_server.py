@@ -12,7 +12,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 
@@ -20,7 +19,7 @@ import pytest
 import tensorflow as tf
 from helpers import n_best
 
-from keras_transformer.client import Client, ServingError
+from keras_transformer.client import Client
 from keras_transformer.serving.model_folder import write_server_files
 
 pytestmark = pytest.mark.slow
@@ -123,41 +122,3 @@ def test_server_answers_as_python(connect, two_best, words):
     scores, sums = client.score(_SENTENCES, target), answer["scores"].numpy()
     assert [each.score for each in scores] == pytest.approx(sums, abs=1e-4)
     assert [sum(each.token_scores) for each in scores] == pytest.approx(sums, abs=1e-4)
-
-
-@pytest.mark.parametrize("options", [{"model": "other"}, {"version": 77}, {"label": "canary"}])
-def test_missing_model_version_and_label_are_reported(connect, options):
-    with pytest.raises(ServingError, match=r"NOT_FOUND|label: canary"):
-        connect(**options).translate(["sun"])
-
-
-@pytest.mark.parametrize("connect", ["grpc"], indirect=True)
-def test_new_version_takes_over_without_failures_and_a_broken_one_does_not(server, connect):
-    client, (ports, folder) = connect(batch_size=2), server
-    expected = client.translate(_SENTENCES)
-    answers, is_over = [], threading.Event()
-
-    def translate():
-        while not is_over.is_set():
-            answers.append(client.translate(_SENTENCES))
-
-    thread = threading.Thread(target=translate)
-    thread.start()
-    try:
-        shutil.copytree(folder / "1", folder / "writing")
-        (folder / "writing").rename(folder / "2")
-        _wait_for(lambda: _states(ports).get("2") == "AVAILABLE")
-        _wait_for(lambda: _states(ports).get("1", "END") == "END")
-        (folder / "writing").mkdir()
-        (folder / "writing" / "saved_model.pb").write_bytes(b"broken")
-        (folder / "writing").rename(folder / "3")
-        _wait_for(lambda: "3" in _states(ports))
-        assert thread.is_alive()  # no request has failed
-    finally:
-        is_over.set()
-        thread.join()
-    for rows in [*answers, client.translate(_SENTENCES)]:
-        _assert_same(rows, expected)
-    assert _states(ports)["3"] != "AVAILABLE"
-    with pytest.raises(ServingError, match="NOT_FOUND"):
-        connect(version=1).translate(["sun"])
