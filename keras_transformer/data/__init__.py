@@ -19,7 +19,6 @@ from keras_transformer.data.corpus import (
     ParallelText,
     TokenizedCorpus,
     TsvFile,
-    learn_from_corpus,
     pad_ids,
 )
 from keras_transformer.data.datasets import DatasetSplit
@@ -42,7 +41,6 @@ __all__ = [
     "TsvFile",
     "cached_corpus",
     "evaluation_batches",
-    "learn_from_corpus",
     "pad_ids",
     "to_dataset",
     "training_batches",

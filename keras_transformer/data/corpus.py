@@ -21,12 +21,8 @@ import numpy.typing as npt
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.errors import InputError
 from keras_transformer.files import PairFile, Path, file_identity, iterate_lines
-from keras_transformer.text import Vocabulary, learn_vocabulary
 
 Integers: TypeAlias = npt.NDArray[np.int64]
-
-# A sample of this size gives nearly the tokens that all sentences would, in about 1 GB.
-MAX_SENTENCES = 1_000_000
 
 
 class PairSource(Protocol):
@@ -253,25 +249,3 @@ def _concatenate(sentences: Iterable[Sequence[int]]) -> tuple[npt.NDArray[np.int
 
 def _flatten(sentences: Iterable[Sequence[int]], count: int) -> npt.NDArray[np.int32]:
     return np.fromiter(itertools.chain.from_iterable(sentences), np.int32, count)
-
-
-def learn_from_corpus(
-    sources: Sequence[PairSource],
-    sides: Sequence[int] = (0, 1),
-    **options: Any,
-) -> Vocabulary:
-    """Learns one vocabulary from a corpus, or from a million of its sentences.
-
-    Args:
-        sources: the text.
-        sides: 0 to learn from sources, 1 from targets, or both.
-        **options: of `learn_vocabulary`, such as size and kind.
-
-    Raises:
-        InputError: the text cannot be read, or does not support such a vocabulary.
-    """
-    for source in sources:
-        _ = source.identity  # raises for a pipe, which cannot be read twice
-    pairs = itertools.chain.from_iterable(sources)
-    sentences = (pair[side] for pair in pairs for side in sides)
-    return learn_vocabulary(sentences, max_sentences=MAX_SENTENCES, **options)

@@ -15,18 +15,19 @@ from keras_transformer.data import (
     ParallelText,
     TokenizedCorpus,
     cached_corpus,
-    learn_from_corpus,
 )
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, local_path
 from keras_transformer.tasks import Task, TranslationTask
-from keras_transformer.text import SubwordSampler, Vocabulary
+from keras_transformer.text import SubwordSampler, Vocabulary, learn_vocabulary
 from keras_transformer.text.learning import kind_of
 from keras_transformer.training.settings import RunConfigs
 
 Say = Callable[[str], None]  # called with lines about the progress
 
 _TRANSLATION = TranslationTask()
+# A sample of this size gives nearly the tokens that all sentences would, in about 1 GB.
+_MAX_SENTENCES = 1_000_000
 _MEASURED_PAIRS = 1_000_000  # to find how long outputs must be
 _BEYOND_SHARE = 0.001  # of the training pairs may be longer: many corpora have some that are wrong
 
@@ -145,9 +146,9 @@ def make_vocabularies(
 ) -> tuple[Vocabulary, Vocabulary]:
     """Loads or learns the vocabularies of source and target; one object if they share it.
 
-    They are learned from the text to train on, see `learn_from_corpus`, and from the altered copies
-    of its pairs, if it has any: capitals need subwords too. `say` receives whether that supports
-    fewer tokens than the default.
+    They are learned from the text to train on, at most a million sentences, and from the altered
+    copies of its pairs, if it has any: capitals need subwords too. `say` receives whether that
+    supports fewer tokens than the default.
     """
     if data.vocabulary is not None:
         source = Vocabulary.load(data.vocabulary)
@@ -167,17 +168,23 @@ def make_vocabularies(
     kinds = data.kinds
     if data.shares_vocabulary:
         symbols = task.symbols(sources)
-        source = learn_from_corpus(sources, (0, 1), kind=kinds[0], symbols=symbols, **options)
+        source = _learn(sources, (0, 1), kind=kinds[0], symbols=symbols, **options)
         target = source
     else:
-        source, target = (
-            learn_from_corpus(sources, (side,), kind=kinds[side], **options) for side in (0, 1)
-        )
+        source, target = (_learn(sources, (side,), kind=kinds[side], **options) for side in (0, 1))
     for kind, size in sorted({(kinds[0], source.size), (kinds[1], target.size)}):
         is_short = kind in ("bpe", "unigram") and size < DEFAULT_VOCABULARY_SIZE
         if data.vocabulary_size is None and is_short:
             say(f"The {kind} vocabulary has {size:,} tokens: the text supports no more.")
     return source, target
+
+
+def _learn(sources: Sequence[PairSource], sides: Sequence[int], **options: Any) -> Vocabulary:
+    """Learns one vocabulary from sources (side 0), from targets (1), or from both."""
+    for source in sources:
+        _ = source.identity  # raises for a pipe, which cannot be read twice
+    sentences = (pair[side] for source in sources for pair in source for side in sides)
+    return learn_vocabulary(sentences, max_sentences=_MAX_SENTENCES, **options)
 
 
 def check_symbols(

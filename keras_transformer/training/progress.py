@@ -4,10 +4,9 @@ On a terminal a bar of tqdm shows the steps and the newest row; elsewhere each r
 values of the dev set are another line:
 
   300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 0.0003  5,210 tokens/s
-1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31 (500 of 2,000, 3 cut)  on the dev set
+1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31 (500 of 2,000)  on the dev set
 
-Where a metric was not measured on all sentences of a dev set, or outputs were cut at the longest
-that a search may give, their numbers follow it.
+Where a metric was not measured on all sentences of a dev set, their numbers follow it.
 """
 
 import sys
@@ -177,6 +176,5 @@ def _quality(row: Mapping[str, float]) -> list[str]:
 
 
 def _measured(metric: Metric, measure: Any, value: float) -> str:
-    count, total, cut = measure.num_sentences, measure.num_all, measure.num_cut
-    notes = [f"{count:,} of {total:,}"] * (count < total) + [f"{cut:,} cut"] * (cut > 0)
-    return f"{metric.label} {value:.2f}" + (f" ({', '.join(notes)})" if notes else "")
+    count, total = measure.num_sentences, measure.num_all
+    return f"{metric.label} {value:.2f}" + (f" ({count:,} of {total:,})" if count < total else "")

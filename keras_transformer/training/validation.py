@@ -69,8 +69,6 @@ class DevMetric:
     Attributes:
         num_sentences: how many different source sentences are searched.
         num_all: how many the dev set has.
-        num_cut: how many outputs of the last measurement had to end, since a search ends them at
-            `max_extra_length` tokens more than their source, or at `max_length`.
 
     Example:
         >>> bleu = DevMetric(model, dev, run.vocabularies(), TranslationTask(), training)
@@ -102,7 +100,6 @@ class DevMetric:
         sentences = list(pairs_of)
         self.num_all = len(sentences)
         self.num_sentences = min(max(count, _MAX_ROWS), self.num_all)
-        self.num_cut = 0
         # Evenly: the file may be sorted, for example by length.
         middles = (2 * np.arange(self.num_sentences) + 1) * self.num_all // (2 * self.num_sentences)
         self._sentences = [sentences[index] for index in middles]
@@ -119,7 +116,6 @@ class DevMetric:
         self._max_tokens = int(training.batch_tokens // training.accumulation_steps * share)
         shapes = gpu_shapes((_MAX_ROWS,)) if self._num_devices == 1 else None
         self._functions = ModelFunctions(model, source, target, search, shapes or False, task)
-        self._functions.marks_cut_outputs = True
         self._translate_batch = tf.function(
             self._translate_on_each_device,
             input_signature=[tf.TensorSpec([None], tf.string)],
@@ -131,15 +127,14 @@ class DevMetric:
         return self._task.measure(self.translate(), self._references, self._texts)
 
     def translate(self) -> list[str]:
-        """Returns the model's answer to each searched pair, in their order."""
-        batches, results = self.batches(), []
-        with self._model.distribute_strategy.scope():
+        """Returns the model's output for each searched pair, in their order."""
+        strategy, batches, results = self._model.distribute_strategy, self.batches(), []
+        with strategy.scope():
             for indices in batches:
                 batch = tf.constant([self._sentences[index] for index in indices])
-                results.append(self._rows(self._translate_batch(batch)))
-        rows = in_row_order(batches, results)
-        self.num_cut = sum(is_cut for _, is_cut in rows)
-        texts = [text.decode("utf-8", "replace") for text, _ in rows]
+                by_device = strategy.experimental_local_results(self._translate_batch(batch))
+                results.append(np.concatenate(by_device).tolist())
+        texts = [text.decode("utf-8", "replace") for text in in_row_order(batches, results)]
         translation_of = dict(zip(self._sentences, texts, strict=True))
         return [translation_of[sentence] for sentence in self._texts]
 
@@ -148,33 +143,21 @@ class DevMetric:
         return batches_by_length(self._lengths, _MAX_ROWS * self._num_devices, self._max_tokens)
 
     def _translate_on_each_device(self, text: Tensor) -> Any:
-        """Translates text [B]; returns what `_translate_rows` does, by device."""
+        """Returns the best translations of text [B], string [B], by device."""
         devices = self._num_devices
-        if devices == 1:
-            return self._translate_rows(text)
 
-        def translate_share() -> tuple[Tensor, Tensor]:
+        def translate(rows: Tensor) -> Tensor:
+            return self._functions.translate_text(rows)["translations"][:, 0]
+
+        def translate_share() -> Tensor:
             context = tf.distribute.get_replica_context()
             device = context.replica_id_in_sync_group % devices
             rows = tf.shape(text)[0]
-            share = text[rows * device // devices : rows * (device + 1) // devices]
-            return self._translate_rows(share)
+            return translate(text[rows * device // devices : rows * (device + 1) // devices])
 
+        if devices == 1:
+            return translate(text)
         return self._model.distribute_strategy.run(translate_share)
-
-    def _translate_rows(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the best translations, string [B], and whether they had to end, bool [B]."""
-        answer = self._functions.translate_text(text)
-        return answer["translations"][:, 0], answer["best_cut"]
-
-    def _rows(self, columns: tuple[Any, Any]) -> list[tuple[bytes, bool]]:
-        """Joins the results of all devices: a translation, and whether it had to end, by row."""
-        strategy = self._model.distribute_strategy
-        texts, marks = (
-            np.concatenate(strategy.experimental_local_results(column)).tolist()
-            for column in columns
-        )
-        return [*zip(texts, marks, strict=True)]
 
 
 class Validation:

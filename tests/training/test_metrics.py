@@ -152,11 +152,11 @@ def test_unusable_file_is_reported(path):
 
 
 def test_log_has_a_line_for_each_row_and_dev_set(tmp_path, capsys):
-    def measured(count, total, cut):
-        return types.SimpleNamespace(num_sentences=count, num_all=total, num_cut=cut)
+    def measured(count, total):
+        return types.SimpleNamespace(num_sentences=count, num_all=total)
 
     bleu = TranslationTask.metric
-    metrics = {bleu: measured(1000, 1000, 0), bleu.of_dev_set(2): measured(500, 2000, 3)}
+    metrics = {bleu: measured(1000, 1000), bleu.of_dev_set(2): measured(500, 2000)}
     model = types.SimpleNamespace(
         distribute_strategy=tf.distribute.get_strategy(),
         reset_metrics=lambda: None,
@@ -176,7 +176,7 @@ def test_log_has_a_line_for_each_row_and_dev_set(tmp_path, capsys):
         expected = r" 12,300/100,000  loss 3\.000  ppl 20\.50  acc 56\.7%  lr 0\.5  \S+ tokens/s"
         assert re.fullmatch(expected, line)
     assert last == (
-        " 12,300/100,000  loss 2.500  acc 50.0%  BLEU 20.00  BLEU (2) 12.00 (500 of 2,000, 3 cut)"
+        " 12,300/100,000  loss 2.500  acc 50.0%  BLEU 20.00  BLEU (2) 12.00 (500 of 2,000)"
         "  on the dev set"
     )
     assert "val_padding" not in read_metrics(tmp_path / "metrics.jsonl")[-1]

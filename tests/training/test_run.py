@@ -145,6 +145,10 @@ def test_run_is_created_by_one_process_at_a_time_and_whole(tmp_path, text_files)
     create_run(run, text_files)
     with pytest.raises(InputError, match="holds a run already"):
         create_run(run, text_files)
+    before = run.configs()
+    with run.lock(), pytest.raises(InputError, match="another process creates or trains"):
+        RunDirectory(run.path).change(train_steps=5000)
+    assert run.configs() == before
 
 
 def test_unusable_path_is_rejected(tmp_path):
@@ -212,18 +216,6 @@ def test_settings_that_a_run_can_still_change(run, options, message):
     assert (run.configs().training.stop_metric, run.configs().training.train_steps) == (None, 300)
 
 
-def test_schedule_that_ends_at_the_last_step_keeps_it(tmp_path):
-    run = tiny_run.create(tmp_path, schedule="cosine", train_steps=200)
-    with pytest.raises(InputError, match="train_steps is 200 there and 240 here"):
-        run.change(train_steps=240)
-
-
-def test_locked_run_keeps_its_configs(run):
-    with run.lock(), pytest.raises(InputError, match="another process creates or trains"):
-        RunDirectory(run.path).change(train_steps=5000)
-    assert run.configs() == configs()
-
-
 def test_run_keeps_the_precision_that_auto_meant_when_it_began(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "auto_precision", lambda: "mixed_bfloat16")
     assert tiny_run.create(tmp_path / "a").configs().training.precision == "float32"
@@ -247,8 +239,11 @@ def test_run_keeps_the_precision_that_auto_meant_when_it_began(tmp_path, monkeyp
 def test_contradicting_settings_are_rejected(options, message):
     with pytest.raises(InputError, match=message):
         new_configs(TEXT | options)
-    with pytest.raises(InputError, match="max_length is 19 there and 20 here"):
-        changed_configs(new_configs(TEXT | LEARNED), {"max_length": 20})
+
+
+def test_schedule_that_ends_at_the_last_step_keeps_it():
+    with pytest.raises(InputError, match="train_steps is 20000 there and 240000 here"):
+        changed_configs(new_configs(TEXT | {"schedule": "cosine"}), {"train_steps": 240_000})
 
 
 def test_defaults_of_a_task_give_way_to_a_vocabulary():
@@ -265,33 +260,31 @@ def broken(part, **values):
     return json.dumps(whole | {part: whole[part] | values}).encode()
 
 
+DAMAGED = r"config\.json is damaged or of no run \("
+
+
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        b"",
-        b"[]",
-        b'{"model": {}}',
-        b"\xff\xfe\x00",
-        broken("model", num_layers=0),
-        broken("model", num_leyers=6),
-        broken("task", bleu_tokenize="13b"),
+        (None, "no training run in"),
+        (b"", DAMAGED),
+        (b"[]", DAMAGED),
+        (b'{"model": {}}', DAMAGED),
+        (b"\xff\xfe\x00", DAMAGED),
+        (broken("model", num_layers=0), DAMAGED),
+        (broken("model", num_leyers=6), DAMAGED),
+        (broken("task", bleu_tokenize="13b"), DAMAGED),
+        (broken("task", name="own_task"), r"got 'own_task'; if .*--user_module"),
     ],
-    ids=range(7),
+    ids=range(9),
 )
-def test_damaged_config_is_reported_in_one_line(run, content):
-    (run.path / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"config\.json is damaged or of no run \(") as caught:
+def test_missing_or_damaged_config_is_reported_in_one_line(run, content, message):
+    (run.path / "config.json").unlink()
+    if content is not None:
+        (run.path / "config.json").write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
         run.configs()
     assert "\n" not in str(caught.value)
-
-
-def test_missing_run_and_unregistered_task_are_reported(run, tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match="no training run in"):
-            RunDirectory(path).configs()
-    (run.path / "config.json").write_bytes(broken("task", name="own_task"))
-    with pytest.raises(InputError, match=r"got 'own_task'; if .*--user_module"):
-        run.configs()
 
 
 def test_vocabularies_round_trip(run, tmp_path):

@@ -164,17 +164,6 @@ def test_dev_sentences_are_taken_evenly_with_all_their_references(vocabulary):
     assert bleu._references == ["a b"] * 128 + ["c d"] * 128
 
 
-def test_dev_outputs_that_had_to_end_are_counted(vocabulary):
-    model, vocabularies = make_model(vocabulary), (vocabulary, vocabulary)
-    for longest in (SEARCH, SEARCH.replace(max_extra_length=0), SEARCH.replace(max_length=3)):
-        bleu = make_bleu(model, TEXT, longest)
-        bleu.translate()
-        translator = Translator(model, *vocabularies, longest)
-        answers = translator.translate(LINES[:-1], details=True)
-        assert bleu.num_cut == sum(best.output_cut for best in answers)
-    assert bleu.num_cut > 0
-
-
 def num_tokens(bleu):
     """Gives the sentences and the source tokens, padding included, of each batch."""
     sizes = [(len(batch), max(bleu._lengths[index] for index in batch)) for batch in bleu.batches()]
