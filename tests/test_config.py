@@ -36,24 +36,6 @@ SMALLEST = {
 # Presets
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("base", (6, 512, 2048, 8, 0.1)),  # Vaswani et al. 2017, Table 3
-        ("big", (6, 1024, 4096, 16, 0.3)),
-        ("tiny", (4, 128, 256, 4, 0.3)),
-        ("small", (6, 512, 1024, 4, 0.3)),
-    ],
-)
-def test_presets_match_the_paper(name, sizes):
-    config = TransformerConfig.preset(name, vocabulary_size=37_000)
-    fields = "num_layers", "model_dim", "feed_forward_dim", "num_heads", "dropout"
-    assert tuple(getattr(config, field) for field in fields) == sizes
-    assert config.vocabulary_size == 37_000
-    changed = config.replace(dropout=0.2)
-    assert TransformerConfig.preset(name, vocabulary_size=37_000, dropout=0.2) == changed
-
-
 def test_defaults_match_the_paper():
     config = TransformerConfig(vocabulary_size=37_000)
     assert config == TransformerConfig.preset("base", vocabulary_size=37_000)
@@ -245,21 +227,6 @@ def test_options_without_effect_are_reset_beside_a_change():
     assert SearchConfig(early_stop="first").replace(method="sampling").early_stop == "exact"
     with pytest.raises(InputError, match="stop_patience has no effect"):
         training.replace(stop_metric=None, stop_patience=3)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        dict(num_heads=3, key_dim=64, value_dim=64),
-        dict(model_dim=15, num_heads=5, positions="learned"),
-        dict(model_dim=15, num_heads=5, positions="relative"),
-        dict(encoder_attention_window=1, decoder_attention_window=65),
-        dict(target_vocabulary_size=20, share_embeddings="target"),
-        dict(dropout=0.0, norm_epsilon=0.0),
-    ],
-)
-def test_unusual_models_are_valid(changes):
-    TransformerConfig(**dict(vocabulary_size=10) | changes)
 
 
 def test_corpora_are_counted():

@@ -12,7 +12,6 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tiny_run
 from tiny_run import assert_same_checkpoint, contents, copy_of
 
@@ -23,7 +22,7 @@ from keras_transformer.training import trainer
 from keras_transformer.training.optimizer import compile_for_training
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.settings import RunConfigs
-from keras_transformer.training.trainer import Trainer, train
+from keras_transformer.training.trainer import train
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -189,106 +188,37 @@ def test_float16_overflows_count_as_steps_and_resume_exactly(tmp_path, monkeypat
     assert_same_checkpoint(run, stopped, "step-20")
 
 
-# Runs that start from the weights of another one
+# A run that starts from the weights of another one
 
 
-@pytest.fixture(scope="module")
-def start():
-    """A model with random weights."""
-    config = tiny_run.model_config(model_dim=8, feed_forward_dim=8)
-    model, random = build_model(config), np.random.default_rng(3)
-    model.set_weights([random.normal(scale=0.4, size=w.shape) for w in model.get_weights()])
-    return model
-
-
-@pytest.fixture
-def create(start, tmp_path):
-    """Creates a run that starts from it, of 4 steps, and searches no dev set."""
-
-    def create(**changes):
-        changes = {"train_steps": 4, "validation_time_share": 0.0} | changes
-        run, vocabulary = RunDirectory(tmp_path / "run"), tiny_run.make_vocabulary()
-        configs = RunConfigs(start.config, tiny_run.DATA, tiny_run.training_config(**changes))
-        run.write(configs, vocabulary, vocabulary, start)
-        return run
-
-    return create
-
-
-def mean_loss(model):
-    """Gives the mean loss of a target token of the dev set, a sentence at a time."""
-    vocabulary = tiny_run.make_vocabulary()
-    losses = []
-    for text, translation in zip(*DEV, strict=True):
-        (source,), (labels,) = vocabulary.encode([text]), vocabulary.encode([translation])
-        inputs = {"source": np.array([[*source, 3]]), "target": np.array([[2, *labels]])}
-        logits = np.asarray(model(inputs), np.float64)[0]
-        shifted = logits - logits.max(axis=-1, keepdims=True)
-        log_probs = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-        losses += [-row[id_] for row, id_ in zip(log_probs, [*labels, 3], strict=True)]
-    return np.mean(losses)
-
-
-def test_start_weights_and_moving_average(create, start):
-    run = create(ema_decay=0.9)
-    started = Trainer(run, tf.distribute.get_strategy())
-    averages = started.weight_average.variables.values()
-    for found in (started.model.weights, averages):
-        for weight, expected in zip(found, start.weights, strict=True):
-            np.testing.assert_array_equal(weight, expected)
-    assert started.step == 0
+def test_start_weights_are_validated_and_kept_at_a_learning_rate_of_0(tmp_path):
+    run, vocabulary = RunDirectory(tmp_path / "run"), tiny_run.make_vocabulary()
+    start = build_model(tiny_run.model_config(model_dim=8, feed_forward_dim=8))
+    options = dict(learning_rate=0.0, ema_decay=0.9, freeze="encoder", train_steps=4)
+    training = tiny_run.training_config(**options, validation_time_share=0.0)
+    configs = RunConfigs(start.config, tiny_run.DATA, training)
+    run.write(configs, vocabulary, vocabulary, start)
+    (run.path / "config.json").unlink()  # as if the attempt was interrupted
+    run.write(configs, vocabulary, vocabulary)
+    assert run.checkpoints().steps() == []
+    (run.path / "config.json").unlink()
+    run.write(configs, vocabulary, vocabulary, start)
+    train(run, tiny_run.corpus(), DEV, show=False)
+    first, *_, last = metrics(run)
+    assert (first["step"], first["target_tokens"], "loss" in first) == (0, 0, False)
+    assert last["val_loss"] == pytest.approx(first["val_loss"], rel=1e-5)
+    averages = [name for name in contents(run, "step-4") if name.startswith("average_weights/")]
+    assert averages and not any("/encoder" in name for name in averages)
+    for which in ("4", "auto"):
+        for found, expected in zip(run.load_model(which).weights, start.weights, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
     checkpoints = run.checkpoints()  # the start may be the best, but is never the newest
-    checkpoints.save_weights(start, "step-4")
     for step, bleu in ((0, 12.0), (4, 11.0)):
         checkpoints.write_metrics(step, {"bleu": bleu})
     assert (checkpoints.newest(5), checkpoints.best(1)) == ([4], [0])
 
 
-@pytest.mark.slow
-def test_dev_loss_of_start_weights_is_logged(create, start):
-    """At a learning rate of 0 all stays as it is, and the moving average without frozen weights."""
-    options = dict(label_smoothing=0.0, learning_rate=0.0, ema_decay=0.9, freeze="encoder")
-    run = create(**options)
-    train(run, tiny_run.corpus(), DEV, show=False)
-    first, *_, last = metrics(run)
-    assert (first["step"], first["target_tokens"], "loss" in first) == (0, 0, False)
-    assert first["val_loss"] == pytest.approx(mean_loss(start), rel=1e-5)
-    assert last["val_loss"] == pytest.approx(first["val_loss"], rel=1e-5)
-    averages = [name for name in contents(run, "step-4") if name.startswith("average_weights/")]
-    assert averages and not any("/encoder" in name for name in averages)
-    for found, expected in zip(run.load_model("4").weights, start.weights, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_start_of_interrupted_attempt_is_dropped(create, start):
-    run = create()
-    (run.path / "config.json").unlink()
-    vocabulary = tiny_run.make_vocabulary()
-    configs = RunConfigs(start.config, tiny_run.DATA, tiny_run.training_config())
-    run.write(configs, vocabulary, vocabulary)
-    assert run.checkpoints().steps() == []
-
-
-# What follows an update, and what ends a run
-
-
-@pytest.mark.parametrize(
-    ("changes", "logs", "validates", "saves"),
-    [
-        ({}, [3, 4, 6, 8, 9, 10], [4, 8, 10], [4, 8, 10]),
-        ({"validation_steps": 2}, [2, 3, 4, 6, 8, 9, 10], [2, 4, 6, 8, 10], [4, 8, 10]),
-        ({"validation_steps": 8}, [3, 4, 6, 8, 9, 10], [8, 10], [4, 8, 10]),
-        ({"checkpoint_steps": 7}, [3, 6, 7, 9, 10], [7, 10], [7, 10]),
-    ],
-)
-def test_steps_that_log_validate_and_save(changes, logs, validates, saves):
-    training = tiny_run.training_config(train_steps=10, **changes)
-    for is_due, steps in (
-        (training.is_logged, logs),
-        (training.is_validated, validates),
-        (training.is_saved, saves),
-    ):
-        assert [step for step in range(1, 11) if is_due(step)] == steps
+# What ends a run
 
 
 @pytest.mark.slow

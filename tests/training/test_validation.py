@@ -94,20 +94,6 @@ def test_dev_bleu_is_sacrebleu_of_current_weights(vocabulary):
     assert bleu.translate() != translations  # without being traced again
 
 
-def test_dev_bleu_uses_options_of_task(monkeypatch, bleu):
-    monkeypatch.setattr(bleu, "translate", lambda: ["THE unha@@ ppy dog ran away"])
-    monkeypatch.setattr(bleu, "_references", ["the un@@ happy dog ran a@@ way"])
-
-    def scored(**changes):
-        options = {"remove_bpe": True, "bleu_lowercase": True, "bleu_tokenize": "none"}
-        monkeypatch.setattr(bleu, "_task", TranslationTask(**options | changes))
-        return bleu()
-
-    assert scored() == pytest.approx(100)
-    assert scored(remove_bpe=False) < 90
-    assert scored(bleu_lowercase=False) < 90
-
-
 # Logical devices must be set up before TensorFlow starts: in a process of their own.
 ON_TWO_DEVICES = """
 import json, pathlib, sys
@@ -193,15 +179,6 @@ def test_dev_batches_fit_part_of_training_batch(vocabulary):
 
 
 # What a run goes by
-
-
-def test_stop_metric_is_of_task_or_validation():
-    task = TranslationTask()
-    for name in ("bleu", "val_loss", "val_perplexity", "val_accuracy"):
-        task.find_metric(name)
-    expected = "stop_metric must be one of bleu, val_loss, val_perplexity, val_accuracy, got 'val_b"
-    with pytest.raises(InputError, match=expected):
-        task.find_metric("val_bleu")
 
 
 @pytest.mark.parametrize(
