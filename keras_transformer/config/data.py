@@ -162,35 +162,19 @@ class DataConfig(JsonConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_corpora()
-        self._check_vocabularies()
-
-    def _check_corpora(self) -> None:
-        self._check_same_count("train_source", "train_target")
+        for split in ("train", "dev", "test"):
+            names = f"{split}_source", f"{split}_target", f"{split}_file"
+            source, target, file = (getattr(self, name) for name in names)
+            if len(split_list(source)) != len(split_list(target)):
+                raise InputError(
+                    f"{names[0]} and {names[1]} must name the same number of files, got {source} "
+                    f"and {target}"
+                )
+            if split != "train" and source and file:
+                raise InputError(f"{names[2]} cannot be combined with {names[0]}; remove one")
         if not self.num_corpora:
             raise InputError(
                 "no training data: give train_source and train_target, train_file or dataset"
-            )
-        for split in ("dev", "test"):
-            names = (f"{split}_source", f"{split}_target")
-            if sum(getattr(self, name) is None for name in names) == 1:
-                raise InputError(f"{' and '.join(names)} must be given together; one is missing")
-            if None not in (getattr(self, names[0]), getattr(self, f"{split}_file")):
-                raise InputError(f"{split}_file cannot be combined with {names[0]}; remove one")
-            self._check_same_count(*names)
-
-    def _check_same_count(self, source: str, target: str) -> None:
-        files = getattr(self, source), getattr(self, target)
-        if len(split_list(files[0])) != len(split_list(files[1])):
-            raise InputError(
-                f"{source} and {target} must name the same number of files, got {files[0]} and "
-                f"{files[1]}"
-            )
-
-    def _check_vocabularies(self) -> None:
-        if self.subword_sampling and not any(self.has_subwords):
-            raise InputError(
-                f"subword_sampling needs vocabulary_kind bpe or unigram, got {self.vocabulary_kind}"
             )
 
     @property
@@ -204,12 +188,6 @@ class DataConfig(JsonConfig):
         """The kinds of the vocabularies of source and target."""
         levels = self.source_level, self.target_level
         source, target = (level or self.vocabulary_kind for level in levels)
-        return source, target
-
-    @property
-    def has_subwords(self) -> tuple[bool, bool]:
-        """Whether source and target have subwords, whose segmentation can vary."""
-        source, target = (kind in ("bpe", "unigram") for kind in self.kinds)
         return source, target
 
     @property

@@ -84,10 +84,12 @@ class TrainingConfig(JsonConfig):
         minimum=1,
         needs_dev_set=True,
     )
-    keep_checkpoints: int = option(20, "Newest checkpoints to keep.", minimum=1, may_change=True)
+    keep_checkpoints: int = option(
+        20, "Newest checkpoints to keep, at least average_last.", minimum=1, may_change=True
+    )
     keep_best: int = option(
         1,
-        "Checkpoints to keep besides, those with the best dev metric.",
+        "Checkpoints to keep besides, those with the best dev metric; at least average_best.",
         minimum=0,
         may_change=True,
         needs_dev_set=True,
@@ -164,16 +166,6 @@ class TrainingConfig(JsonConfig):
             raise InputError(
                 f"schedule {self.schedule} needs steps after its warm-up, but warmup_steps is "
                 f"{self.warmup_steps:,} of {self.train_steps:,} train_steps; lower it"
-            )
-        if self.average_best is not None and self.average_best > self.keep_best:
-            raise InputError(
-                f"average_best {self.average_best} is larger than keep_best {self.keep_best}; "
-                "keep more of the best or average fewer"
-            )
-        if self.average_last > self.keep_checkpoints:
-            raise InputError(
-                f"average_last {self.average_last} is larger than keep_checkpoints "
-                f"{self.keep_checkpoints}; keep more checkpoints or average fewer"
             )
         if max(self.event_steps) % min(self.event_steps):
             raise InputError(

@@ -285,8 +285,8 @@ class RunDirectory:
         return Checkpoints(
             folder,
             metric=configs.task.metric,
-            keep=training.keep_checkpoints,
-            keep_best=training.keep_best,
+            keep=max(training.keep_checkpoints, training.average_last),
+            keep_best=max(training.keep_best, training.average_best or 0),
             every=training.checkpoint_steps,
             end=training.train_steps,
         )

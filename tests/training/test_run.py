@@ -216,6 +216,12 @@ def test_settings_that_a_run_can_still_change(run, options, message):
     assert (run.configs().training.stop_metric, run.configs().training.train_steps) == (None, 300)
 
 
+def test_checkpoints_to_average_are_kept(tmp_path):
+    options = {"keep_checkpoints": 2, "average_last": 6, "average_best": 3}
+    checkpoints = tiny_run.create(tmp_path, **options).checkpoints()
+    assert (checkpoints.keep, checkpoints.keep_best) == (6, 3)
+
+
 def test_run_keeps_the_precision_that_auto_meant_when_it_began(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "auto_precision", lambda: "mixed_bfloat16")
     assert tiny_run.create(tmp_path / "a").configs().training.precision == "float32"
