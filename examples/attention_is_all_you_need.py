@@ -273,7 +273,7 @@ def main():
     keras.utils.set_random_seed(1)
     if folder is None:
         train, test = (DatasetSplit(name="number_names/en-de", split=s) for s in ("train", "test"))
-        vocabulary_size, num_layers, warmup_steps, epochs = 200, 2, 300, 6
+        vocabulary_size, num_layers, warmup_steps, epochs = 200, 2, 200, 3
     else:
         files = (f"{folder}/train", f"{folder}/test_2016_flickr")
         train, test = (FilePair(f"{file}.en", f"{file}.de") for file in files)

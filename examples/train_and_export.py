@@ -34,12 +34,13 @@ def main(folder: pathlib.Path) -> None:
     files = {split: (folder / f"{split}.en", folder / f"{split}.de") for split in ("train", "dev")}
     run = RunDirectory.create(
         folder / "run", **files, preset="tiny", num_layers=2, dropout=0.1, vocabulary_kind="word",
-        vocabulary_size=30, learning_rate=0.003, warmup_steps=50, train_steps=200,
-        checkpoint_steps=50, average_last=2,
+        vocabulary_size=30, learning_rate=0.003, warmup_steps=50, train_steps=120,
+        checkpoint_steps=60, average_last=2,
     )  # fmt: skip
     model = train(run)
     translator = Translator(model, *run.vocabularies(), SearchConfig(beam_size=4))
-    version = export(translator, folder / "export")
+    text = (folder / "dev.en").read_text(encoding="utf-8").splitlines()
+    version = export(translator, folder / "export", sentences=text)  # as the server will get it
     sentences = ["a small red tree", "a big dog"]
     for source, best in zip(sentences, load_exported(version).translate(sentences), strict=True):
         print(f"{source} -> {best} ({best.score:.2f})")

@@ -34,10 +34,9 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 # Files that take longest, by their names: begun last, one of them would keep everyone waiting.
 _LONGEST = (
-    "test_devices", "test_backends", "test_pages", "test_train",
-    "test_benchmark", "test_fuzz", "test_model_server",
-    "test_translate", "test_other_commands",
-    "test_signatures", "test_transformer", "test_exports",
+    "test_devices", "test_distribution", "test_backends", "test_pages", "test_train", "test_fuzz",
+    "test_benchmark", "test_model_server", "test_translate", "test_other_commands",
+    "test_attention_is_all_you_need", "test_examples", "test_transformer",
 )  # fmt: skip
 
 _TESTS = pathlib.Path(__file__).resolve().parent
@@ -202,9 +201,6 @@ def full_disk():
     return full_disk
 
 
-Result = collections.namedtuple("Result", "code out err")
-
-
 def _file_of(content):
     """Returns an open file with a content: what a shell gives as standard input."""
     file = tempfile.TemporaryFile()  # noqa: SIM115  (it outlives this call)
@@ -219,6 +215,8 @@ def call(monkeypatch, capsys):
 
     Gives its exit status, and what it wrote to standard output and standard error.
     """
+    from helpers import Result
+
     monkeypatch.syspath_prepend(str(_SCRIPTS))
 
     def call(script, *arguments, stdin=b""):

@@ -1,5 +1,6 @@
 """What tests of several folders share."""
 
+import collections
 import contextlib
 import json
 import pathlib
@@ -12,6 +13,8 @@ import keras
 from keras_transformer.config import model
 from keras_transformer.outputs import Translation
 from keras_transformer.tasks import task
+
+Result = collections.namedtuple("Result", "code out err")  # of a command
 
 
 def names_in(folder: pathlib.Path) -> list[str]:

@@ -6,7 +6,7 @@ import pathlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -17,7 +17,6 @@ from keras_transformer.host import keep_freed_memory, set_up_gpu
 from keras_transformer.sentences import REMARKS, SentenceWarning
 
 if TYPE_CHECKING:
-    from keras_transformer.tasks import Task
     from keras_transformer.training.run import RunDirectory
 
 
@@ -58,16 +57,6 @@ def load_tensorflow(*, one_dnn: bool = True) -> bool:
 def print_warnings() -> None:
     """Has warnings printed as they are, without the place in the code that gives them."""
     warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
-
-
-def task_of(card: Mapping[str, Any]) -> "Task":
-    """Returns the task of an export by its model card; translation if that names none."""
-    from keras_transformer.tasks import TranslationTask, get_task
-
-    for run in card["training"]:
-        options = dict(run["task"])
-        return get_task(options.pop("name")).from_dict(options)
-    return TranslationTask()
 
 
 @contextlib.contextmanager

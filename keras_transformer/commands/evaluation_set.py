@@ -9,9 +9,6 @@ from absl import flags
 from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
-from keras_transformer.host import num_cores
-from keras_transformer.outputs import Translation
-from keras_transformer.sentences import batches_by_length, in_row_order
 from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
@@ -20,6 +17,8 @@ if TYPE_CHECKING:
     from keras_transformer.training.settings import RunConfigs
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
+
+_BATCHES_AT_ONCE = 16  # sorted by length together, before progress is shown
 
 
 def define_flags() -> None:
@@ -97,17 +96,14 @@ def translate(
     hypotheses = search.num_translations if search.method == "sampling" else search.beam_size
     batch_size = max(1, min(flags.FLAGS.batch_size, 4 * flags.FLAGS.batch_size // hypotheses))
     translator.batch_size, translator.functions.marks_cut_outputs = batch_size, True
-    lengths = [len(sentence.encode()) for sentence in text.source]
-    batches = batches_by_length(lengths, batch_size * num_cores())  # a core takes a batch
-    translations: list[list[Translation]] = []
+    outputs: list[str] = []
     remarks = common.LineRemarks()
-    with tqdm(total=len(lengths), unit=" sentences", disable=None, leave=False) as progress:
-        for batch in batches:
-            with remarks.collected([row + 1 for row in batch]):
-                translations.append(translator.translate([text.source[row] for row in batch]))
-            progress.update(len(batch))
+    with tqdm(total=len(text.source), unit=" sentences", disable=None, leave=False) as progress:
+        while group := text.source[len(outputs) : len(outputs) + _BATCHES_AT_ONCE * batch_size]:
+            with remarks.collected(range(len(outputs) + 1, len(outputs) + len(group) + 1)):
+                outputs += [best.text for best in translator.translate(group)]
+            progress.update(len(group))
     remarks.report()
-    outputs = [best.text for best in in_row_order(batches, translations)]
     return task.postprocess(outputs, text.source), int(model.count_params())
 
 

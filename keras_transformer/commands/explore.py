@@ -9,7 +9,6 @@ The page is one file that loads nothing else. With --serve it translates the sen
 type; Ctrl-C ends it.
 """
 
-import pathlib
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -18,17 +17,11 @@ from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError, check_unicode
 from keras_transformer.files import write_atomically
-from keras_transformer.serving.model_folder import check_version, read_model_card
 
 if TYPE_CHECKING:
     from keras_transformer.explorer.views import Inspector
 
 command_flags.define_model_flags()
-_SAVED_MODEL = command_flags.define_path(
-    "saved_model",
-    "Exported version, or several separated by commas, with or without --run_dir. Shows "
-    "the mean of the last layer's heads only.",
-)
 _OUTPUT = command_flags.define_path("output", "Write a page, an .html file.")
 _SERVE = flags.DEFINE_boolean("serve", False, "Serve the page on this machine only (loopback).")
 _PORT = flags.DEFINE_integer(
@@ -38,10 +31,7 @@ command_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
-    if not (flags.FLAGS.run_dir or flags.FLAGS.model or _SAVED_MODEL.value):
-        raise InputError("give --run_dir, --model or --saved_model")
-    if flags.FLAGS.model is not None:
-        command_flags.reject_given(["run_dir", "checkpoint"], "cannot be combined with --model")
+    command_flags.check_one_of("run_dir", "model")
     if _SERVE.value == bool(_OUTPUT.value) or _SERVE.value == bool(arguments):
         raise InputError(
             'give sentences and --output=page.html, for example: explore --run_dir=... "A man '
@@ -52,8 +42,6 @@ def main(arguments: list[str]) -> None:
     for sentence in arguments:
         check_unicode("a sentence", sentence)
     search = command_flags.given_search()
-    if flags.FLAGS.run_dir is None and flags.FLAGS.model is None:
-        command_flags.reject_given(["checkpoint", *search], "was fixed when exported")
     common.load_tensorflow(one_dnn=False)
     inspectors = _inspectors(search)
     if _SERVE.value:
@@ -67,8 +55,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _inspectors(search: dict[str, Any]) -> "list[Inspector]":
-    from keras_transformer.explorer.views import inspect_export, inspect_model
-    from keras_transformer.serving.export import load_exported
+    from keras_transformer.explorer.views import inspect_model
 
     inspectors = []
     with common.find_checkpoints() as checkpoints:
@@ -78,16 +65,6 @@ def _inspectors(search: dict[str, Any]) -> "list[Inspector]":
             name = flags.FLAGS.model or f"{run.path} ({checkpoint})"
             settings = configs.search_config(search)
             inspectors.append(inspect_model(name, model, vocabularies, configs.task, settings))
-    for version in (_SAVED_MODEL.value or "").split(","):
-        if version:
-            check_version(pathlib.Path(version))
-            task = common.task_of(read_model_card(version))
-            if not task.keeps_words:
-                raise InputError(
-                    f"{version} answers with other words than the model writes ({task.name}); give "
-                    "--run_dir"
-                )
-            inspectors.append(inspect_export(version, load_exported(version)))
     return inspectors
 
 

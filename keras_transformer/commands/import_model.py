@@ -15,18 +15,12 @@ Formats: transformers (MarianMTModel of Hugging Face), marian, fairseq, opennmt_
 Nothing of those toolkits is needed; PyTorch is for checkpoints of fairseq and pytorch_model.bin.
 """
 
-import dataclasses
 import pathlib
-from typing import TYPE_CHECKING
 
 from absl import flags
 
 from keras_transformer.commands import command_flags, common
-from keras_transformer.config.search import SearchConfig
 from keras_transformer.errors import InputError
-
-if TYPE_CHECKING:
-    from keras_transformer.interop.foreign import ForeignModel
 
 _MODEL = command_flags.define_path(
     "model",
@@ -62,9 +56,6 @@ _NUM_HEADS = flags.DEFINE_integer(
 
 def main(arguments: list[str]) -> None:
     common.reject_arguments(arguments)
-    run_dir = pathlib.Path(_RUN_DIR.value)
-    if run_dir.exists():
-        raise InputError(f"{run_dir} exists already; give a --run_dir that does not")
     vocabularies, spms = map(_pair_of_files, ("vocabulary", "spm"))
     common.load_tensorflow()
     from keras_transformer.interop import import_run, read_model
@@ -72,16 +63,19 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.loading import find_model, is_pretrained
     from keras_transformer.training.run import RunDirectory
 
-    RunDirectory(run_dir).check_is_new()  # before a download
+    RunDirectory(_RUN_DIR.value).check_is_new()  # before a download
     if is_pretrained(_MODEL.value):
         names = ["format", "revision", "source_spm", "source_vocabulary", "num_heads"]
         command_flags.reject_given(names, "is not for models of the package")
-        run = find_model(_MODEL.value).write_run(run_dir)
+        run = find_model(_MODEL.value).write_run(_RUN_DIR.value)
     else:
         options = ImportOptions(vocabularies, spms, _NUM_HEADS.value)
         model = read_model(_MODEL.value, _FORMAT.value, options, _REVISION.value)
-        run = import_run(model, run_dir)
-        _summarize(model)
+        run = import_run(model, _RUN_DIR.value)
+        sizes = " and ".join(f"{vocabulary.size:,}" for vocabulary in model.vocabularies)
+        print(f"A model of {model.origin['format']} with {sizes} tokens.")
+        for note in model.notes:
+            print(note)
     print(f"The run is in {run.path}: fine-tune, translate, evaluate or export it.")
 
 
@@ -90,21 +84,3 @@ def _pair_of_files(name: str) -> tuple[pathlib.Path, ...]:
     if (source is None) != (target is None):
         raise InputError(f"--source_{name} and --target_{name} go together; one of them is missing")
     return tuple(pathlib.Path(path) for path in (source, target) if path is not None)
-
-
-def _summarize(model: "ForeignModel") -> None:
-    """Prints the settings that are not the defaults, and the notes of the model's reader."""
-    source, target = (vocabulary.size for vocabulary in model.vocabularies)
-    print(
-        f"A model of {model.origin['format']} with {source:,} source and {target:,} target tokens."
-    )
-    for label, config in (("Model", model.config), ("Search", SearchConfig(**model.search))):
-        defaults = {field.name: field.default for field in dataclasses.fields(config)}
-        options = {
-            name: value
-            for name, value in config.to_dict().items()
-            if getattr(config, name) != defaults.get(name)
-        }
-        print(f"{label}: {', '.join(f'{name} {value}' for name, value in options.items())}")
-    for note in model.notes:
-        print(note)

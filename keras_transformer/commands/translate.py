@@ -17,7 +17,7 @@ from keras_transformer.config import SearchConfig
 from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.errors import InputError
 from keras_transformer.serving.model_folder import check_version, read_model_card
-from keras_transformer.tasks import Task
+from keras_transformer.tasks import Task, TranslationTask, get_task
 
 if TYPE_CHECKING:
     from keras_transformer.inference import Translator
@@ -70,7 +70,7 @@ def _load_run(search: dict[str, Any]) -> "tuple[Translator, Task]":
 
 
 def _load_export(version: pathlib.Path, search: dict[str, Any]) -> "tuple[Translator, Task]":
-    """Returns the translator of --saved_model, and its task."""
+    """Returns the translator of --saved_model, and its task: translation if no run was exported."""
     check_version(version)
     card = read_model_card(version)
     fixed = [name for name in search if name not in REQUEST_OPTIONS]
@@ -78,4 +78,8 @@ def _load_export(version: pathlib.Path, search: dict[str, Any]) -> "tuple[Transl
     common.load_tensorflow(one_dnn=card["precision"]["computation"] == "bfloat16")
     from keras_transformer.serving.export import load_exported
 
-    return load_exported(version), common.task_of(card)
+    task: Task = TranslationTask()
+    if card["training"]:
+        options = dict(card["training"][0]["task"])
+        task = get_task(options.pop("name")).from_dict(options)
+    return load_exported(version), task

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
-from keras_transformer.inference import ModelFunctions, Translator
+from keras_transformer.inference import ModelFunctions
 from keras_transformer.search import Constraint, Hypotheses, OpenHypotheses
 from keras_transformer.search.scoring import is_possible
 from keras_transformer.tasks import Task
@@ -110,7 +110,8 @@ def inspect_model(
 
     def inspect(sentence: str) -> View:
         source = functions.read(tf.constant([sentence]))
-        _check_not_blank(int(source.lengths[0]) > 0)
+        if not int(source.lengths[0]):
+            raise InputError("the sentence is empty; give one with words")
         recorder = SearchRecorder()
         hypotheses = functions.find(source.ids, constraints=[recorder])
         tree = make_tree(recorder.steps, hypotheses, vocabularies[1])
@@ -139,25 +140,6 @@ def inspect_model(
         )
 
     return inspect
-
-
-def inspect_export(name: str, translator: Translator) -> Inspector:
-    """Makes a function that shows the outputs of an export: the mean of the last layer's heads."""
-
-    def inspect(sentence: str) -> View:
-        _check_not_blank(bool(sentence.strip()))
-        translation = translator.translate(sentence).text
-        (attention,) = translator.attention([sentence], [translation])
-        read = ["<s>", *attention.target][:-1]
-        weights = {"cross": attention.weights[None, None]}
-        return View(name, sentence, translation, attention.source, read, attention.target, weights)
-
-    return inspect
-
-
-def _check_not_blank(has_words: bool) -> None:
-    if not has_words:
-        raise InputError("the sentence is empty; give one with words")
 
 
 def _steps(model: Any, inputs: dict[str, tf.Tensor]) -> dict[str, list[int]]:

@@ -1,6 +1,5 @@
 """Commands, run through scripts/: in a process of their own or, faster, in this one (`call`)."""
 
-import collections
 import functools
 import os
 import pathlib
@@ -8,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers import Result
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TINY = (
@@ -15,8 +15,6 @@ _TINY = (
     "--dropout=0", "--vocabulary_kind=word", "--vocabulary_size=20", "--train_steps=4",
     "--checkpoint_steps=2", "--batch_tokens=200", "--precision=float32",
 )  # fmt: skip
-
-Result = collections.namedtuple("Result", "code out err")
 
 
 @pytest.fixture(scope="session")
@@ -96,19 +94,6 @@ def translate(call, run_dir, share_translators):
 @pytest.fixture
 def evaluate(call, run_dir, share_translators):
     return functools.partial(call, "evaluate.py", f"--run_dir={run_dir}")
-
-
-@pytest.fixture
-def training_ends(monkeypatch):
-    from keras_transformer.training import trainer
-
-    def training_ends(error):
-        def train(*arguments, **options):
-            raise error
-
-        monkeypatch.setattr(trainer, "train", train)
-
-    return training_ends
 
 
 @pytest.fixture(scope="session")

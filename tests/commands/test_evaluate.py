@@ -1,8 +1,12 @@
-"""The command evaluate: what it scores, and where it writes."""
+"""The commands evaluate and compare: what they score, and where they write."""
 
 import json
+import shutil
 
-from keras_transformer import host
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.significance import PairedTest
+
 from keras_transformer.client import Translation
 from keras_transformer.inference import Translator
 
@@ -21,26 +25,15 @@ def test_json_and_translations_of_given_files(translate, evaluate, texts, tmp_pa
     result = evaluate(*files, "--json", "--checkpoint=150")
     assert (result.code, result.err) == (0, "")
     scores = json.loads(result.out)
-    assert scores["checkpoint"] == "step-150"
-    assert scores["sentences"] == 10
+    assert (scores["checkpoint"], scores["sentences"]) == ("step-150", 10)
     assert {"bleu", "bleu_signature", "chrf", "chrf_signature", "exact_match"} <= set(scores)
     translations = (tmp_path / "out").read_text(encoding="utf-8")
     assert translate("--checkpoint=150", texts / "dev.en").out == translations
 
 
-def test_control_characters_and_long_lines(evaluate, monkeypatch, tmp_path):
-    assert (
-        "9 lines (2, 3, 4, ...): longer than the model reads"
-        in evaluate("--max_source_length=2").err
-    )
-    answers = lambda self, sentences: [Translation("a\nb\tc", 0.0)] * len(sentences)  # noqa: E731
-    monkeypatch.setattr(Translator, "translate", answers)
-    result = evaluate(f"--output={tmp_path}/out")
-    assert result.code == 0, result.err
-    assert (tmp_path / "out").read_text() == "a b c\n" * 12
-
-
-def test_outputs_that_had_to_end_are_reported(evaluate, translate, texts):
+def test_lines_that_were_truncated_are_listed(evaluate, translate, texts):
+    errors = evaluate("--max_source_length=2").err
+    assert "9 lines (2, 3, 4, ...): longer than the model reads" in errors
     rows = translate("--max_length=2", "--details", f"{texts}/test.en").out.splitlines()
     cut = [line for line, row in enumerate(rows, start=1) if json.loads(row)["output_cut"]]
     assert 3 < len(cut) < 12
@@ -50,16 +43,82 @@ def test_outputs_that_had_to_end_are_reported(evaluate, translate, texts):
     assert evaluate("--max_extra_length=1").err == ""
 
 
-def test_wide_beams_have_smaller_batches(evaluate, monkeypatch):
+def test_wide_beams_have_smaller_batches_and_outputs_are_lines(evaluate, monkeypatch, tmp_path):
     sizes = []
-    monkeypatch.setattr(host, "num_cores", lambda: 2)
 
     def translate(self, sentences):
-        sizes.append((len(sentences), self.batch_size))
-        return [Translation("a", 0.0)] * len(sentences)
+        sizes.append(self.batch_size)
+        return [Translation("a\nb\tc", 0.0)] * len(sentences)
 
     monkeypatch.setattr(Translator, "translate", translate)
     for options in (("--batch_size=2", "--method=sampling"), ("--batch_size=5", "--beam_size=8")):
-        sizes.clear()
-        assert evaluate(*options).code == 0
-        assert sizes == [(4, 2)] * 3
+        assert evaluate(*options, f"--output={tmp_path}/out").code == 0
+        assert (tmp_path / "out").read_text() == "a b c\n" * 12
+    assert sizes == [2, 2]
+
+
+@pytest.fixture
+def compare(call, share_translators):
+    return lambda *arguments: call("compare.py", *arguments)
+
+
+def test_scores_significance_and_cost_of_each_run(compare, evaluate, run_dir, texts, tmp_path):
+    early = f"{run_dir}/checkpoints/step-150"
+    result = compare(run_dir, early, "--json", "--bleu_tokenize=char")
+    assert (result.code, result.err) == (0, "")
+    record = json.loads(result.out)
+    assert (record["baseline"], record["sentences"]) == (str(run_dir), 12)
+    assert [run["checkpoint"] for run in record["runs"].values()] == ["average", "step-150"]
+    assert [run["cost"]["step"] for run in record["runs"].values()] == [300, 150]
+    outputs = {}
+    for name, checkpoint in ((str(run_dir), "average"), (early, "150")):
+        flags = (f"--checkpoint={checkpoint}", f"--output={tmp_path}/out", "--bleu_tokenize=char")
+        alone = json.loads(evaluate("--json", *flags).out)
+        outputs[name] = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
+        run = record["runs"][name]
+        assert (run["bleu"], run["chrf"]) == (alone["bleu"], alone["chrf"])
+        assert run["checkpoint_sha256"] == alone["checkpoint_sha256"][0]
+    references = [(texts / "test.xx").read_text(encoding="utf-8").splitlines()]
+    bleu = BLEU(tokenize="char", force=True)
+    _, expected = PairedTest(list(outputs.items()), {"bleu": bleu}, references, "bs")()
+    first, second = record["runs"].values()
+    assert (first["bleu_p"], second["bleu_p"]) == (None, expected["BLEU"][1].p_value)
+    assert second["length_ratio"] == bleu.corpus_score(outputs[early], references).ratio
+
+
+def test_table_has_a_row_for_each_run(compare, run_dir, texts, tmp_path):
+    pytest.importorskip("matplotlib")
+    files = (f"--source={texts}/dev.en", f"--target={texts}/dev.xx")
+    plot = f"--plot={tmp_path}/curves.png"
+    result = compare(run_dir, f"{run_dir}/checkpoints/step-300", *files, plot)
+    assert (result.code, result.err) == (0, f"Wrote {tmp_path}/curves.png.\n")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    header, first, second, *notes = result.out.splitlines()
+    assert header.split()[:3] == ["run", "checkpoint", "parameters"]
+    assert first.split()[:2] == [str(run_dir), "average"]
+    assert second.split()[1] == "step-300"
+    assert notes[0].startswith(f"p: of the difference from {run_dir}")
+    assert notes[-1] == "sentences: 10"  # of one run: no setting differs
+
+
+def test_settings_that_differ_are_named(compare, refused, run_dir, texts, tmp_path):
+    other = shutil.copytree(run_dir, tmp_path / "other")
+    config = json.loads((run_dir / "config.json").read_text())
+
+    def compare_with(**parts):
+        changed = {name: config.get(name, {}) | values for name, values in parts.items()}
+        (other / "config.json").write_text(json.dumps(config | changed))
+        return compare(run_dir, other, "--json")
+
+    result = compare_with(
+        training={"seed": 9, "label_smoothing": 0.25},
+        search={"max_extra_length": 7},
+        origin={"start_from": "/a"},
+    )
+    differences = json.loads(result.out)["differences"]
+    names = {"seed", "label_smoothing", "search.max_extra_length", "start_from"}
+    assert differences.keys() == names
+    assert differences["seed"] == {str(run_dir): 1, str(other): 9}
+    refused(compare_with(data={"test_source": f"{texts}/test.xx"}), "--source and")
+    config["task"] = {"name": "parsing"}
+    refused(compare_with(), "of task parsing")

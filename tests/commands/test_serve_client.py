@@ -100,27 +100,45 @@ def test_references_are_scored_and_aligned(client, tmp_path):
 
 
 @pytest.mark.parametrize("protocol", list(SERVE))
-def test_client_does_not_load_tensorflow(run, model, tmp_path, protocol):
+def test_client_loads_no_tensorflow_and_writes_no_log(run, model, certificates, tmp_path, protocol):
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('TensorFlow was loaded')")
     path = os.pathsep.join(map(str, (tmp_path, pathlib.Path(__file__).parents[2])))
     lines = tmp_path / "lines"
     lines.write_text("one two\nthree four\n")
-    with SERVE[protocol](model) as address:
-        client = ("serve_client.py", f"--server={address}", f"--protocol={protocol}", lines)
-        result = run(*client, "--alignments", f"--prefixes={lines}", env={"PYTHONPATH": path})
-    assert (result.code, result.err, len(result.out.splitlines())) == (0, "", 2)
+    pair = (certificates / "server.pem", certificates / "server.key", None)
+    for tls, flags in (
+        (None, ("--alignments", f"--prefixes={lines}")),
+        (pair, ("--tls", f"--root_certificates={certificates}/other.pem", "--retries=0")),
+    ):
+        with SERVE[protocol](model, tls=tls) as address:
+            client = ("serve_client.py", f"--server={address}", f"--protocol={protocol}", lines)
+            result = run(*client, *flags, env={"PYTHONPATH": path})
+        shown = result.out if tls is None else result.err
+        assert (result.code, len(shown.splitlines())) == ((0, 2) if tls is None else (1, 1))
+    assert "CERTIFICATE_VERIFY_FAILED" in result.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "lines", "part"),
+    ("arguments", "lines", "parts"),
     [
-        (["--top_k=3"], b"two\n", "top_k"),
-        (["--model=other"], b"two\n", "NOT_FOUND from the rest server"),
-        ([], b"a\n\xff\n", "standard input, line 2 is not UTF-8"),
+        (["--top_k=3"], b"two\n", ["top_k"]),
+        (["--model=other"], b"two\n", ["NOT_FOUND from the rest server"]),
+        (["--label=canry"], b"one\n", ["version label: canry"]),
+        ([], b"a\n\xff\n", ["standard input, line 2 is not UTF-8"]),
+        (["--batch_size=3"], b"one\nbad\nsix\nno\n", ["line 1, 2, 3: INVALID_ARGUMENT", "is bad"]),
+        (["--references=references"], b"a\nbad\n", ["line 1, 2: INVALID_ARGUMENT"]),
     ],
 )
-def test_impossible_requests_are_reported_in_one_line(client, refused, arguments, lines, part):
-    refused(client(*arguments, stdin=lines), part)
+def test_rejected_lines_are_named_and_an_older_file_stays(
+    client, model, refused, tmp_path, monkeypatch, arguments, lines, parts
+):
+    monkeypatch.chdir(tmp_path)
+    model.rejection = FaultError("INVALID_ARGUMENT", "it is bad")
+    for name, content in (("out", "an older file\n"), ("references", "a\nb\n")):
+        (tmp_path / name).write_text(content)
+    refused(client("--output=out", *arguments, stdin=lines), *parts)
+    assert (tmp_path / "out").read_text() == "an older file\n"
+    assert sorted(os.listdir(tmp_path)) == ["out", "references"]
 
 
 def test_certificates_and_headers_are_read_from_files(call, model, refused, certificates, tmp_path):
@@ -155,17 +173,6 @@ def test_certificates_and_headers_are_read_from_files(call, model, refused, cert
         os.close(reading)
 
 
-@pytest.mark.slow
-def test_grpc_writes_no_log(start, model, certificates):
-    files = (certificates / "server.pem", certificates / "server.key", None)
-    wrong = ("--tls", f"--root_certificates={certificates}/other.pem", "--retries=0")
-    with SERVE["grpc"](model, tls=files) as address:
-        process = start("serve_client.py", f"--server={address}", *wrong, stdin=subprocess.PIPE)
-        _, err = process.communicate("two\n", timeout=600)
-    assert process.returncode == 1
-    assert err.count("\n") == 1 and "CERTIFICATE_VERIFY_FAILED" in err
-
-
 def test_program_that_waits_for_an_answer_gets_it(start, model):
     with SERVE["rest"](model) as address:
         command = ("serve_client.py", f"--server={address}", "--protocol=rest")
@@ -179,17 +186,3 @@ def test_program_that_waits_for_an_answer_gets_it(start, model):
                 assert answer.decode() == f"{part}\n".upper()
         assert process.communicate()[0] == ""
         assert process.returncode == 0
-
-
-def test_rejected_lines_end_the_job_with_their_numbers(client, model, refused, tmp_path):
-    """What was answered before is kept, and an older file is not replaced."""
-    model.rejection = FaultError("INVALID_ARGUMENT", "it is bad")
-    (tmp_path / "out").write_text("an older file\n")
-    (tmp_path / "references").write_text("a\nb\n")
-    output, references = f"--output={tmp_path}/out", f"--references={tmp_path}/references"
-    result = client("--batch_size=3", output, stdin=b"one\nbad\nsix\nno\n")
-    refused(result, "line 1, 2, 3: INVALID_ARGUMENT", "it is bad")
-    refused(client(output, "--label=canry", stdin=b"one\n"), "version label: canry")
-    refused(client(references, stdin=b"a\nbad\n"), "line 1, 2: INVALID_ARGUMENT")
-    assert (tmp_path / "out").read_text() == "an older file\n"
-    assert sorted(os.listdir(tmp_path)) == ["out", "references"]  # nothing was answered

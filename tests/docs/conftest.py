@@ -16,6 +16,7 @@ import sys
 import urllib.request
 
 import pytest
+from helpers import user_modules
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
@@ -79,8 +80,7 @@ def run_page(monkeypatch, call, capsys):
                 return answer.read().decode()
         command, _, last = line.rpartition(" | ")
         program = re.match(r"(?:python scripts/|keras-transformer )(\w+)(?:\.py)?(.*)", last)
-        if program is None or "--user_module" in line:  # registers for the whole process
-            line = line.replace("python ", f"{sys.executable} ", 1) if program else line
+        if program is None:
             done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, done.stderr
             return done.stdout
@@ -100,7 +100,8 @@ def run_page(monkeypatch, call, capsys):
         if script == "export" and "--format" not in line:  # generated text takes minutes
             pathlib.Path("warm_up.en").write_text("The dog hears a big wolf.\n")
             arguments.append("--warm_up_file=warm_up.en")
-        result = call(f"{script}.py", *arguments, stdin=stdin)
+        with user_modules():
+            result = call(f"{script}.py", *arguments, stdin=stdin)
         assert result.code == 0, f"{line}\n{result.err}"
         if ">" not in files:
             return result.out

@@ -57,51 +57,6 @@ def test_figure_becomes_that_of_its_log_or_is_reported(results, logs, figure, so
     assert len(results.update_page(page, entries, logs)[1]) == (right is None)
 
 
-def test_words_of_an_entry_are_found_in_the_order_of_the_page(results, logs):
-    wer = "g2p-1/score.json wer"
-    page = "| a row of a long name | 6.95 | 7.0 |\n\nof all words\n6.95 are wrong, and 6.95.\n"
-    entries = [["| a row ... | # | # |", wer, wer], ["words # are", wer], ["and #", wer]]
-    assert results.update_page(page, entries, logs) == (page, [])
-    assert results.figures_without_log(page, entries) == []
-    for missing in ("| b | # |", "| a row ... | # |"):
-        assert len(results.update_page(page, [*entries, [missing, wer]], logs)[1]) == 1
-
-
-def test_rows_and_paragraphs_without_a_log_are_listed(results):
-    unlogged = ["| b | 9.1 | |", "| c | 1 |", "It is 2.5 times as fast."]
-    page = f"""
-| Row | WER | Published |
-|---|---|---|
-| 3 languages | 7.0 | 6.9 |
-{unlogged[0]}
-
-| Row | WER |
-|---|---|
-{unlogged[1]}
-
-| Setting | Value |
-|---|---|
-| e | 512 |
-
-`2.5`, version 2.21.0, [link](page-2.5.md), with 7.0.
-{unlogged[2]}
-
-It is 2.6 times as fast,
-and 2.7 on others.
-
-```
-2.8
-```
-"""
-    entries = [
-        ["| 3 languages | #", "x.json wer"],
-        ["| Setting | Value", "not measured here: settings"],
-        ["with #.", "x.json wer"],
-        ["It is 2.6", "not measured here: from elsewhere"],
-    ]
-    assert results.figures_without_log(page, entries) == unlogged
-
-
 @pytest.mark.slow
 def test_scores_are_computed_again_from_stored_outputs(results, tmp_path):
     log, data = tmp_path / "multi30k-raw-1", tmp_path / "multi30k"

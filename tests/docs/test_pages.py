@@ -26,6 +26,11 @@ _SHORTER = [
     ("--num_layers=1 --train_steps=20\n", f"--num_layers=1 {_FEW_STEPS}\n"),
     ("--seed=2", f"--seed=2 {_FEW_STEPS}"),
 ]
+# Of the tutorial on Keras, which shows seven epochs of at most 15, and an export's generated text.
+_OF_KERAS = [
+    ("epochs=15", "epochs=5"),
+    ('"exports/numbers")', '"exports/numbers", sentences=["ten"])'),
+]
 
 slow = pytest.mark.slow
 
@@ -101,25 +106,27 @@ def test_pages_about_a_trained_run(trained, run_page, page):
 
 
 @slow
-def test_serving(trained, run_page, server):
+def test_serving_and_readme(trained, run_page, server, tmp_path):
     run_page("docs/tutorials/serve.md", trained, **server)
     run_page("docs/guides/serving.md", trained, **server)
     run_page("docs/guides/search.md", trained, **server)
     assert len((trained / "output.de").read_text("utf-8").splitlines()) == 100
+    for path in trained.glob("*.??"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "exports").symlink_to(trained / "exports")
+    export = "keras-transformer export --model=en-de --export_dir=exports/en-de\n"
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert export in readme and export in (ROOT / "docs/tutorials/serve.md").read_text("utf-8")
+    server["replace"] = [*server["replace"], (export, "")]  # the tutorial has run it
+    run_page("README.md", tmp_path, short=_SMALL_AND_SHORT, **server)
 
 
 @slow
 @pytest.mark.parametrize(
-    ("page", "short"),
-    [
-        ("tutorials/keras", ""),
-        ("guides/models", ""),
-        ("guides/gpu", ""),
-        ("tutorials/number_names", _ONE_LAYER_AND_SHORT),
-    ],
+    "page", ["tutorials/keras", "guides/models", "guides/gpu", "tutorials/number_names"]
 )
-def test_pages_that_begin_with_nothing(run_page, tmp_path, page, short):
-    run_page(f"docs/{page}.md", tmp_path, short)
+def test_pages_that_begin_with_nothing(run_page, tmp_path, page):
+    run_page(f"docs/{page}.md", tmp_path, _ONE_LAYER_AND_SHORT, _OF_KERAS)
 
 
 @slow
@@ -135,13 +142,6 @@ def test_other_tasks(trained, run_page, tmp_path):
         (tmp_path / f"{split}.mrg").write_text("".join(trees), encoding="utf-8")
         (tmp_path / f"{split}.txt").write_text("\n".join(nouns) + "\n", encoding="utf-8")
     run_page("docs/guides/tasks.md", tmp_path, short=_ONE_LAYER_AND_SHORT, replace=_SHORTER)
-
-
-@slow
-def test_readme(trained, run_page, server, tmp_path):
-    for path in trained.glob("*.??"):
-        shutil.copy(path, tmp_path)
-    run_page("README.md", tmp_path, short=_SMALL_AND_SHORT, **server)
 
 
 def test_number_names_has_the_flags_of_the_quickstart():

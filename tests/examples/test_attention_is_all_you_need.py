@@ -50,15 +50,8 @@ def model(example, pairs, vocabulary):
 @pytest.fixture(scope="module")
 def same(model, vocabulary):
     """The package's Transformer with the weights of the example's."""
-    config = kt.TransformerConfig(
-        vocabulary_size=vocabulary.size,
-        model_dim=32,
-        feed_forward_dim=48,
-        num_heads=4,
-        num_layers=2,
-        dropout=0.0,
-    )
-    same = kt.Transformer(config)
+    sizes = dict(model_dim=32, feed_forward_dim=48, num_heads=4, num_layers=2, dropout=0.0)
+    same = kt.Transformer(kt.TransformerConfig(vocabulary_size=vocabulary.size, **sizes))
     values = {"source_embedding/table": model.embedding.embeddings}
     for side in ("encoder", "decoder"):
         for number, layer in enumerate(getattr(model, side)):
@@ -74,10 +67,8 @@ def weights_of(layer):
     joined = lambda *parts: np.concatenate([part.kernel for part in parts], axis=1)  # noqa: E731
     attention, (inner, outer) = layer.attention, layer.feed_forward.layers
     sublayers = ["self_attention", "feed_forward"]
-    yield (
-        "self_attention/query_key_value/kernel",
-        joined(attention.query, attention.key, attention.value),
-    )
+    all_three = joined(attention.query, attention.key, attention.value)
+    yield "self_attention/query_key_value/kernel", all_three
     yield "self_attention/output/kernel", attention.output_projection.kernel
     if len(layer.residuals) == 3:
         sublayers.insert(1, "cross_attention")

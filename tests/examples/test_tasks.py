@@ -1,7 +1,6 @@
-"""Tasks of one file: they read their files, count by category, train and answer by command."""
+"""Tasks of one file: they read their files and count by category; the guide trains one."""
 
 import importlib
-import json
 import pathlib
 import sys
 
@@ -15,9 +14,6 @@ from keras_transformer.training.prepare import make_vocabularies
 
 _EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 _DATA = pathlib.Path(__file__).parents[1] / "data"
-_SIZES = ("--num_layers=1", "--model_dim=32", "--feed_forward_dim=64", "--num_heads=2",
-          "--train_steps=20", "--checkpoint_steps=20", "--warmup_steps=5",
-          "--batch_tokens=500")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -97,17 +93,3 @@ def test_malformed_line_is_reported(tmp_path, module, reader, line):
     with pytest.raises(InputError, match="line 2: expected ") as caught:
         list(getattr(importlib.import_module(module), reader)(tmp_path / "file"))
     assert f"got {line!r}" in str(caught.value)
-
-
-@pytest.mark.slow
-def test_semantic_parsing_works_by_command(call, tmp_path):
-    cogs = _DATA / "cogs" / "gen.tsv"
-    flags = (f"--run_dir={tmp_path}/run", f"--user_module={_EXAMPLES}/semantic_parsing.py")
-    files = [f"--{split}_file={cogs}" for split in ("train", "dev", "test")]
-    result = call("train.py", *flags, "--task=semantic_parsing", *files, *_SIZES)
-    assert result.code == 0, result.err
-    assert "exact match" in result.out
-    options = (f"--categories_of={cogs}", "--json", "--max_extra_length=9")
-    scores = json.loads(call("evaluate.py", *flags, *options).out)
-    assert 0 <= scores["exact_match"] <= 1 and scores["categories"]
-    assert len(call("translate.py", *flags, stdin=b"A dog slept .\n").out.splitlines()) == 1

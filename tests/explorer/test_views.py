@@ -7,9 +7,8 @@ import tensorflow as tf
 from keras_transformer.config import EOS_ID
 from keras_transformer.errors import InputError
 from keras_transformer.explorer.page import make_page, page_content
-from keras_transformer.explorer.views import head_statistics, inspect_export
+from keras_transformer.explorer.views import head_statistics
 from keras_transformer.search import Constraint
-from keras_transformer.serving.export import load_exported
 from keras_transformer.tasks import TranslationTask
 
 
@@ -52,16 +51,6 @@ def test_view_copies_unknown_words_as_the_translator(make_inspector, words):
     assert make_inspector(**options)("sun Владимир").translation == "Владимир"
     kept = make_inspector(**options, replace_unknowns=False)
     assert kept("sun Владимир").translation == "⁇"
-
-
-@pytest.mark.slow
-def test_export_shows_mean_attention(exported, two_best):
-    view = inspect_export("exports/1", load_exported(exported))("sun tree")
-    assert view.translation == two_best.translate("sun tree").text
-    (attention,) = two_best.attention(["sun tree"], [view.translation])
-    assert list(view.attentions) == ["cross"] and view.tree is None
-    np.testing.assert_allclose(view.attentions["cross"][0, 0], attention.weights, atol=1e-5)
-    assert (view.source, view.written) == (attention.source, attention.target)
 
 
 class Forbids(Constraint):

@@ -1,5 +1,7 @@
-"""Pronunciation: dictionaries, error rates, splits and defaults."""
+"""Pronunciation: dictionaries, error rates, splits and defaults, and a training by command."""
 
+import json
+import random
 import unicodedata
 
 import pytest
@@ -13,6 +15,7 @@ from keras_transformer.training.prepare import (
     read_test_text,
     read_validation_texts,
 )
+from keras_transformer.training.run import RunDirectory
 
 
 @pytest.fixture
@@ -138,3 +141,32 @@ def test_unusable_splits_and_files_are_rejected():
     for files in (dict(train_source="a", train_target="b"), dict(train_file="a,b")):
         with pytest.raises(InputError, match="only one dictionary, a --train_file, can hold"):
             PronunciationTask().check_data(DataConfig(**files))
+
+
+@pytest.mark.slow
+def test_pronunciations_are_learned_by_command(call, tmp_path):
+    """Of a language in which x has two phones; every third word with a b has a variant."""
+    phones = {"a": "ɑ", "b": "b", "k": "k", "x": "k s", "ö": "ø"}
+    generator, lines = random.Random(1), {}
+    for number in range(400):
+        letters = generator.choices(list(phones), k=generator.randint(2, 5))
+        word, spoken = "".join(letters), " ".join(map(phones.get, letters))
+        lines[f"{word}\t{spoken}"] = None
+        if number % 3 == 0 and "b" in word:
+            lines[f"{word}(1)\t{spoken.replace('b', 'p')}"] = None
+    (tmp_path / "words.tsv").write_text(";;; made up\n" + "\n".join(lines), encoding="utf-8")
+    sizes = ("--num_layers=1", "--model_dim=32", "--num_heads=2", "--feed_forward_dim=32")
+    flags = (
+        "--task=pronunciation", f"--train_file={tmp_path}/words.tsv", "--held_out=0.1",
+        "--preset=tiny", *sizes, "--dropout=0", "--batch_tokens=1000", "--warmup_steps=30",
+        "--learning_rate=0.01", "--checkpoint_steps=30", "--average_last=1", "--log_steps=10",
+    )  # fmt: skip
+    run_dir = f"--run_dir={tmp_path}/run"
+    for steps in (30, 150):  # the second command goes on with the run
+        assert call("train.py", run_dir, *flags, f"--train_steps={steps}")[::2] == (0, "")
+    by_step = RunDirectory(tmp_path / "run").checkpoints().dev_metrics()
+    assert by_step[150]["wer"] < 75.0 < by_step[30]["wer"]
+    evaluated = json.loads(call("evaluate.py", run_dir, "--json").out)
+    assert evaluated["sentences"] > 10 and evaluated["wer"] < 75.0
+    answers = call("translate.py", run_dir, stdin="abba\nxö\n".encode()).out.splitlines()
+    assert [set(answer.split()) <= {*"ɑbkspø"} for answer in answers] == [True, True]

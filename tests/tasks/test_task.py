@@ -165,12 +165,14 @@ def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, files
 
 def test_run_of_another_task_is_not_continued(tmp_path, files):
     run = create(tmp_path, files, shout=True)
-    asked = run.configs()
-    run.continue_with(asked)
-    with pytest.raises(InputError, match="task is 'reversal' there and 'translation' here; bleu_"):
-        run.continue_with(asked._replace(task=TranslationTask()))
-    with pytest.raises(InputError, match="shout is True there and False here"):
-        run.continue_with(asked._replace(task=Reversal()))
+    configs = run.configs()
+    run.continue_with(configs)
+    for task, part in (
+        (TranslationTask(), "task is 'reversal' there and 'translation' here; bleu_"),
+        (Reversal(), "shout is True there and False here"),
+    ):
+        with pytest.raises(InputError, match=part):
+            run.continue_with(configs._replace(task=task))
 
 
 def test_tokens_are_those_of_the_task_and_its_code(tmp_path, monkeypatch):
