@@ -106,15 +106,16 @@ def test_client_loads_no_tensorflow_and_writes_no_log(run, model, certificates, 
     lines = tmp_path / "lines"
     lines.write_text("one two\nthree four\n")
     pair = (certificates / "server.pem", certificates / "server.key", None)
-    for tls, flags in (
-        (None, ("--alignments", f"--prefixes={lines}")),
-        (pair, ("--tls", f"--root_certificates={certificates}/other.pem", "--retries=0")),
+    wrong = ("--tls", f"--root_certificates={certificates}/other.pem", "--retries=0")
+    for tls, flags, code, printed, logged in (
+        (None, ("--alignments", f"--prefixes={lines}"), 0, 2, 0),
+        (pair, wrong, 1, 0, 1),
     ):
         with SERVE[protocol](model, tls=tls) as address:
             client = ("serve_client.py", f"--server={address}", f"--protocol={protocol}", lines)
             result = run(*client, *flags, env={"PYTHONPATH": path})
-        shown = result.out if tls is None else result.err
-        assert (result.code, len(shown.splitlines())) == ((0, 2) if tls is None else (1, 1))
+        counts = len(result.out.splitlines()), len(result.err.splitlines())
+        assert (result.code, *counts) == (code, printed, logged)
     assert "CERTIFICATE_VERIFY_FAILED" in result.err
 
 

@@ -102,9 +102,8 @@ def test_greedy_search_and_samples_find_trees(model):
 @pytest.mark.parametrize(
     "search",
     [functools.partial(beam_search, beam_size=3, num_translations=2),
-     functools.partial(beam_search, beam_size=1),
      functools.partial(sample, num_translations=4, seed=7)],
-    ids=["beam", "greedy", "sampling"],
+    ids=["beam", "sampling"],
 )  # fmt: skip
 def test_graph_and_xla_give_the_trees_of_eager_search(model, search):
     def step(ids, state):  # knows the last token and how many there were
@@ -310,7 +309,7 @@ def test_repair_restores_linearized_treebank():
     lines = read_lines(DATA / "gum_test.mrg.gz")
     all_trees = sorted((trees.clean(tree) for _, tree in trees.read_trees(lines, "GUM")), key=len)
     for start in range(0, len(all_trees), 500):
-        some = all_trees[start : start + 500]
+        some = all_trees[start : start + 500 : 3]
         texts = [trees.linearize(tree, pos_tags=True) for tree in some]
         found = repaired(texts, [trees.sentence_of(tree) for tree in some])
         assert found == list(map(trees.to_text, some))

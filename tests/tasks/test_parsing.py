@@ -184,9 +184,11 @@ def test_parser_from_training_to_export(call, tmp_path):
     results = json.loads(call("evaluate.py", run_dir, *search, "--json", f"--output={output}").out)
     assert results["sentences"] == results["evalb"]["sentences"] == 10
     assert results["evalb"]["errors"] == 0 <= results["f1"] < 100
-    exported = call("export.py", run_dir, f"--export_dir={tmp_path / 'parser'}", *search)
-    assert exported.code == 0, exported.err
     sentences = [sentence for sentence, _ in pairs[:10]]
+    (tmp_path / "text").write_text("\n".join(sentences[:3]))
+    folders = (f"--export_dir={tmp_path}/parser", f"--warm_up_file={tmp_path}/text")
+    exported = call("export.py", run_dir, *folders, *search)
+    assert exported.code == 0, exported.err
     typed = [*sentences, "( Who , ?", sentences[0].replace(" ", "\t", 1)]
     text = "".join(f"{line}\n" for line in typed).encode()
     version = tmp_path / "parser" / "1"
