@@ -14,7 +14,6 @@ which checkpoints are kept nor their average.
 """
 
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -27,11 +26,11 @@ from typing import Any
 import keras
 import numpy as np
 import numpy.typing as npt
-import safetensors
+import safetensors.numpy
 import tensorflow as tf
 
 from keras_transformer.errors import InputError, writing
-from keras_transformer.files import file_identity, sync, temporary_folder, write_atomically
+from keras_transformer.files import file_identity, sha256, sync, temporary_folder, write_atomically
 from keras_transformer.tasks import Metric
 
 Variable = Any  # keras.Variable or tf.Variable, also a mirrored one
@@ -39,17 +38,6 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 AVERAGE = "average"
 START = "step-0"  # weights that a run begins with, without an optimizer
-# Names of dtypes in safetensors files.
-_DTYPES = {
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "int32": "I32",
-    "int64": "I64",
-    "uint32": "U32",
-    "bool": "BOOL",
-}
 
 
 @dataclasses.dataclass
@@ -216,11 +204,11 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             with temporary_folder(self.folder) as aside:
                 path = aside / "arrays"
-                digest = _write_arrays(path, variables, step)
+                _write_arrays(path, variables, step)
                 sync(path)
                 for replaced in (AVERAGE, name):  # no average is older than the newest checkpoint
                     self.drop(replaced)
-                self._update_manifest(step, metrics, **{name: digest})
+                self._update_manifest(step, metrics, **{name: sha256([path])})
                 os.replace(path, self.path(name))
 
     # Reading
@@ -286,8 +274,7 @@ class Checkpoints:
             raise InputError(f"no checkpoint {name} in {self.folder}; name another one")
         if not self._is_whole(name):
             raise InputError(f"{path} is damaged: its SHA-256 is not that of the manifest")
-        with safetensors.safe_open(path, framework="numpy") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        return safetensors.numpy.load_file(path)
 
     def _is_whole(self, name: str) -> bool:
         digest = self.digest(name)
@@ -388,44 +375,25 @@ def _training_variables(
     return {f"{group}/{name}": x for group, named in groups.items() for name, x in named.items()}
 
 
-def _write_arrays(path: pathlib.Path, variables: Mapping[str, Variable], step: int | None) -> str:
-    """Writes a safetensors file of variables; holds the copy of one of them at a time.
-
-    Returns:
-        The file's SHA-256.
+def _write_arrays(path: pathlib.Path, variables: Mapping[str, Variable], step: int | None) -> None:
+    """Writes a safetensors file of variables.
 
     Raises:
         InputError: a weight is not finite after `step`; None means that it is not checked.
+        OSError: the file cannot be written.
     """
-    tensors = {name: value_of(variable) for name, variable in variables.items()}
-    # The widest numbers come first, so that all begin at a multiple of their width.
-    names = sorted(tensors, key=lambda name: (-tensors[name].dtype.size, name))
-    header, end = {}, 0
-    for name in names:
-        shape, dtype = tensors[name].shape.as_list(), tensors[name].dtype
-        begin, end = end, end + math.prod(shape) * dtype.size
-        header[name] = {"dtype": _DTYPES[dtype.name], "shape": shape, "data_offsets": [begin, end]}
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
-
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-
-        def write(part: Any) -> None:
-            file.write(part)
-            digest.update(part)
-
-        write(len(head).to_bytes(8, "little") + head)
-        for name in names:
-            array = np.asarray(tensors[name].numpy())
-            is_weight = name.startswith(("weights/", "average_weights/"))
-            if step is not None and is_weight and not np.isfinite(array).all():
-                raise InputError(
-                    f"{name} is not finite after step {step}, so no checkpoint was written; train "
-                    "another run with a lower learning_rate or clip_norm"
-                )
-            write(array.reshape(-1).view(np.uint8))
-    return digest.hexdigest()
+    arrays = {name: np.asarray(value_of(variable).numpy()) for name, variable in variables.items()}
+    for name, array in arrays.items():
+        is_weight = name.startswith(("weights/", "average_weights/"))
+        if step is not None and is_weight and not np.isfinite(array).all():
+            raise InputError(
+                f"{name} is not finite after step {step}, so no checkpoint was written; train "
+                "another run with a lower learning_rate or clip_norm"
+            )
+    try:
+        safetensors.numpy.save_file(arrays, path)
+    except safetensors.SafetensorError as error:
+        raise OSError(0, str(error)) from error
 
 
 def _weights(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
