@@ -1,8 +1,6 @@
 """The metric of the dev set: the search's own translations, evaluated as the task says."""
 
 import itertools
-import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -16,7 +14,6 @@ from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.optimizer import compile_for_training
-from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.settings import RunConfigs
 from keras_transformer.training.validation import DevMetric, Validation, check_validation
 
@@ -92,35 +89,6 @@ def test_dev_bleu_is_sacrebleu_of_current_weights(vocabulary):
     for weight, other in zip(model.weights, make_model(vocabulary, seed=2).weights, strict=True):
         weight.assign(other)
     assert bleu.translate() != translations  # without being traced again
-
-
-# Logical devices must be set up before TensorFlow starts: in a process of their own.
-ON_TWO_DEVICES = """
-import json, pathlib, sys
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-sys.path.insert(0, sys.argv[1])
-import test_validation as test
-import tiny_run
-from keras_transformer.training.distribution import make_strategy
-from keras_transformer.training.trainer import train
-strategy = make_strategy("mirrored")
-with strategy.scope():
-    model = test.make_model(test.make_vocabulary())
-translations = [test.make_bleu(model, pairs).translate() for pairs in (test.TEXT, test.ONE)]
-run = tiny_run.create(pathlib.Path(sys.argv[2]), train_steps=4)
-train(run, tiny_run.corpus(), tiny_run.text(16, seed=1), strategy=strategy, show=False)
-print(json.dumps([strategy.num_replicas_in_sync, *translations]))
-"""
-
-
-@pytest.mark.slow
-def test_two_devices_train_and_give_same_dev_translations(bleu, run_python, tmp_path):
-    output = run_python("-c", ON_TWO_DEVICES, pathlib.Path(__file__).parent, tmp_path)
-    whole = bleu.translate()  # of one sentence, nothing is left for the second device
-    assert json.loads(output.splitlines()[-1]) == [2, whole, whole[:1]]
-    assert RunDirectory(tmp_path).is_finished()
 
 
 # How much is translated

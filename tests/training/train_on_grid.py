@@ -29,6 +29,8 @@ if worker_index(strategy) == 0:
     tiny_run.create(folder / "whole", dropout=0.0)
 wait_for_workers(strategy)
 DEV = tiny_run.text(50, seed=1)
+DEV.source.append("abcdef" * 7)  # searched alone: nothing is left for a second device
+DEV.target.append("fedcba" * 7)
 train(RunDirectory(folder / "whole"), tiny_run.corpus(), DEV, strategy=strategy, show=False)
 wait_for_workers(strategy)  # for the average
 if worker_index(strategy) == 0:
