@@ -131,10 +131,9 @@ def learn_vocabulary(
     except RuntimeError as error:
         if reader_errors:
             raise reader_errors[0] from None
-        if (advice := _advice(str(error))) is None:
-            raise
-        message = f"a {kind} vocabulary of size {size} was asked for, but {advice}"
-        raise InputError(message) from error
+        # SentencePiece's reason follows the condition that failed, "file(line) [condition] reason".
+        reason = str(error).rpartition("] ")[2] or "there is no text to learn from"
+        raise InputError(f"cannot learn a {kind} vocabulary of size {size}: {reason}") from error
     return Vocabulary(_portable(model.getvalue(), kind))
 
 
@@ -200,20 +199,6 @@ def _training_lines(
     except Exception as error:
         errors.append(error)
         raise
-
-
-def _advice(trainer_message: str) -> str | None:
-    """Returns the cause of a trainer error and how to fix it; None for an unknown error."""
-    if match := re.search(r"Vocabulary size too high .*<= (\d+)", trainer_message):
-        return f"this text supports at most {match[1]}; use {match[1]} or less, or give more text"
-    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", trainer_message):
-        return (
-            f"the characters of this text need at least {match[1]}; use {match[1]} or more, or "
-            f"lower character_coverage (to {MIN_COVERAGE} at least)"
-        )
-    if "sentences_.empty()" in trainer_message or "all_chars_count" in trainer_message:
-        return "there is no text to learn from; give at least one sentence"
-    return None
 
 
 def kind_of(vocabulary: Vocabulary) -> VocabularyKind:

@@ -151,13 +151,13 @@ def test_very_long_lines_are_learned_from(kind):
 def test_largest_and_smallest_size_are_named_and_the_default_is_the_largest(kind):
     largest = learn_vocabulary(SENTENCES, kind=kind)
     for size in (8000, largest.size + 1):
-        message = f"{kind} vocabulary of size {size} .* at most {largest.size}; use {largest.size}"
+        message = f"{kind} vocabulary of size {size}: .*a value <= {largest.size}"
         with pytest.raises(InputError, match=message):
             learn_vocabulary(SENTENCES, size=size, kind=kind)
     asked = learn_vocabulary(SENTENCES, size=largest.size, kind=kind)
     assert asked.pieces(range(asked.size)) == largest.pieces(range(largest.size))
     smallest = 4 + NUM_CHARACTERS
-    with pytest.raises(InputError, match=f"size 10 .* at least {smallest}"):
+    with pytest.raises(InputError, match=f"size 10: .* 10 vs {smallest}"):
         learn_vocabulary(SENTENCES, size=10, kind=kind)
     assert learn_vocabulary(SENTENCES, size=smallest, kind=kind).size == smallest
 
