@@ -2,11 +2,9 @@
 
 keras-transformer explore --run_dir=runs/mine "A man rides a horse." --output=page.html
 keras-transformer explore --run_dir=runs/mine,runs/larger "One." "Two." --output=page.html
-keras-transformer explore --run_dir=runs/mine --serve
 keras-transformer explore --model=en-de "Good morning." --output=page.html
 
-The page is one file that loads nothing else. With --serve it translates the sentences that you
-type; Ctrl-C ends it.
+The page is one file that loads nothing else.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,30 +21,22 @@ if TYPE_CHECKING:
 
 command_flags.define_model_flags()
 _OUTPUT = command_flags.define_path("output", "Write a page, an .html file.")
-_SERVE = flags.DEFINE_boolean("serve", False, "Serve the page on this machine only (loopback).")
-_PORT = flags.DEFINE_integer(
-    "port", 8600, "Port of --serve; 0 for any free one.", lower_bound=0, upper_bound=65535
-)
 command_flags.define_flags(SearchConfig)
 
 
 def main(arguments: list[str]) -> None:
     command_flags.check_one_of("run_dir", "model")
-    if _SERVE.value == bool(_OUTPUT.value) or _SERVE.value == bool(arguments):
+    if not _OUTPUT.value or not arguments:
         raise InputError(
             'give sentences and --output=page.html, for example: explore --run_dir=... "A man '
-            'rides a horse." --output=page.html; or --serve alone'
+            'rides a horse." --output=page.html'
         )
-    if _OUTPUT.value:
-        common.check_output(_OUTPUT.value)
+    common.check_output(_OUTPUT.value)
     for sentence in arguments:
         check_unicode("a sentence", sentence)
     search = command_flags.given_search()
     common.load_tensorflow(one_dnn=False)
     inspectors = _inspectors(search)
-    if _SERVE.value:
-        _serve(inspectors)
-        return
     from keras_transformer.explorer.page import make_page, page_content
 
     views = [inspect(sentence) for sentence in dict.fromkeys(arguments) for inspect in inspectors]
@@ -66,12 +56,3 @@ def _inspectors(search: dict[str, Any]) -> "list[Inspector]":
             settings = configs.search_config(search)
             inspectors.append(inspect_model(name, model, vocabularies, configs.task, settings))
     return inspectors
-
-
-def _serve(inspectors: "list[Inspector]") -> None:
-    from keras_transformer.explorer.page import ExplorerServer
-
-    server = ExplorerServer(inspectors, _PORT.value)
-    with server:
-        print(f"Open http://localhost:{server.server_port}; Ctrl-C ends.", flush=True)
-        server.serve_forever()

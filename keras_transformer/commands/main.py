@@ -28,7 +28,6 @@ COMMANDS = {
     "export": "export a model as a SavedModel, for CTranslate2 or for transformers",
     "serve_client": "translate with a model server",
     "import_model": "make a run of a model that another toolkit trained",
-    "average_checkpoints": "average the weights of a run's checkpoints",
     "explore": "show what the heads of a model attend to",
 }
 _WITHOUT_ONE_DNN = ("compare", "evaluate", "explore", "translate")  # see `load_tensorflow`

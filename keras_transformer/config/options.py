@@ -31,7 +31,7 @@ def option(
     is_learned: bool = False,
     may_change: bool = False,
     needs: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
-    needs_dev_set: bool | None = None,
+    needs_dev_set: bool = False,
 ) -> Any:
     """Returns a field of a configuration.
 
@@ -46,8 +46,7 @@ def option(
         may_change: whether a run that is resumed may have another value than before.
         needs: the values of another field with which this one has an effect, any value but None for
             an empty tuple. A value that has no effect is an error.
-        needs_dev_set: whether it has an effect only in runs with a dev set, or only in those
-            without one; None means in both.
+        needs_dev_set: whether it has an effect only in runs with a dev set.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True, kw_only=True)

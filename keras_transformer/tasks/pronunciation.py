@@ -5,14 +5,13 @@ dictionary gives.
 """
 
 import dataclasses
-import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import DataConfig, option, split_list
-from keras_transformer.errors import InputError, check_choice
+from keras_transformer.config import option
+from keras_transformer.errors import InputError
 from keras_transformer.files import PairFile, Path, iterate_lines
 from keras_transformer.tasks.task import Metric, Task, register_task
 
@@ -28,16 +27,6 @@ class PronunciationTask(Task):
     keep_stress: bool = option(
         True, "Keep the digits that mark stress in CMUdict, for example 1 in AH1.", is_learned=True
     )
-    held_out: float = option(
-        0.05,
-        "Without a dev file, share of words held out for dev, and again for test; all "
-        "pronunciations of a word stay together.",
-        above=0,
-        below=0.5,
-        is_learned=True,
-        needs_dev_set=False,
-    )
-
     name = "pronunciation"
     metric = Metric("wer", "WER", higher_is_better=False)
 
@@ -58,32 +47,6 @@ class PronunciationTask(Task):
         "average_last": 10,
         "precision": "auto",
     }
-
-    def check_data(self, data: DataConfig) -> None:
-        dictionaries = split_list(data.train_file)
-        if not self._has_dev_set(data) and (data.train_source or len(dictionaries) > 1):
-            raise InputError(
-                "only one dictionary, a --train_file, can hold words out as a dev set; give "
-                "--dev_file"
-            )
-
-    def pair_sources(self, data: DataConfig, split: str) -> "list[PairSource]":
-        """Returns the dictionaries of a split, or its part of the training dictionaries."""
-        named = super().pair_sources(data, split)
-        if self._has_dev_set(data) or (split != "train" and named):
-            return named
-        share = self.held_out
-        parts = {"train": (2 * share, 1.0), "validation": (0.0, share), "test": (share, 2 * share)}
-        check_choice("split", split, tuple(parts))
-        return [
-            dataclasses.replace(dictionary, part=parts[split])
-            for dictionary in super().pair_sources(data, "train")
-            if isinstance(dictionary, PronunciationDictionary)
-        ]
-
-    @staticmethod
-    def _has_dev_set(data: DataConfig) -> bool:
-        return (data.dev_file, data.dev_source, data.dataset) != (None, None, None)
 
     def read_answers(self, path: Path) -> list[str]:
         """Returns the pronunciations of a file, normalized like those of a dictionary."""
@@ -163,20 +126,16 @@ class PronunciationDictionary(PairFile):
     Attributes:
         path: the file, plain or .gz.
         keep_stress: whether phones keep the digits at their ends, such as 1 in AH1.
-        part: which words to read, with all their pronunciations: a hash places each word in
-            [0, 1), and those from the first number up to the second are read.
     """
 
     keep_stress: bool = True
-    part: tuple[float, float] = (0.0, 1.0)
     kind = "pronunciation dictionary"
 
     @property
     def identity(self) -> dict[str, Any]:
-        return super().identity | {"keep_stress": self.keep_stress, "part": list(self.part)}
+        return super().identity | {"keep_stress": self.keep_stress}
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
-        first, end = self.part
         for number, line in enumerate(iterate_lines(self.path), start=1):
             if not line.strip() or line.startswith(_COMMENT):
                 continue
@@ -186,8 +145,7 @@ class PronunciationDictionary(PairFile):
                     f"{self.path}, line {number}: expected a word, a tab or spaces, and its "
                     f"phones between spaces, got {line[:60]!r}; fix the line"
                 )
-            if first <= _place(word) < end:
-                yield word, phones
+            yield word, phones
 
     def _split(self, line: str) -> tuple[str, str]:
         word, tab, text = line.partition("\t")
@@ -201,9 +159,3 @@ def normalize_phones(text: str, keep_stress: bool) -> str:
     """Returns phones with one space between them, in Unicode's form C."""
     phones = unicodedata.normalize("NFC", text).split()
     return " ".join(phones if keep_stress else (_STRESS.sub("", phone) for phone in phones))
-
-
-def _place(word: str) -> float:
-    """Returns a number in [0, 1) that depends on the word alone."""
-    digest = hashlib.blake2b(word.encode(), digest_size=6).digest()
-    return int.from_bytes(digest, "big") / 2**48

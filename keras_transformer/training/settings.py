@@ -148,7 +148,7 @@ def new_configs(options: Options) -> RunConfigs:
     task = task_type(**task_type.pick(options))
     data = _data(task, options)
     configs = RunConfigs(_model(task, data, options), data, _training(task, options), task)
-    return _checked(configs, options)
+    return _checked(configs)
 
 
 def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunConfigs:
@@ -188,7 +188,7 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
         task=task,
         origin={**origin.origin, "start_from": path},
     )
-    return _checked(configs, options)
+    return _checked(configs)
 
 
 def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
@@ -212,7 +212,7 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
         task=_changed_task(configs.task, options),
     )
     configs.check_may_become(changed)
-    return _checked(changed, options)
+    return _checked(changed)
 
 
 def names_data(options: Options) -> bool:
@@ -308,17 +308,13 @@ def _check_names(options: Options) -> None:
             raise InputError(f"there is no option {name!r}; close names: {', '.join(close)}")
 
 
-def _checked(configs: RunConfigs, options: Options) -> RunConfigs:
+def _checked(configs: RunConfigs) -> RunConfigs:
     """Returns the configurations if their parts go together."""
     data, training, model = configs.required_data, configs.training, configs.model
     if training.stop_metric is not None:
         configs.task.find_metric(training.stop_metric)
     if training.freeze is not None and "start_from" not in configs.origin:
         raise InputError("--freeze would keep random weights; give --start_from too")
-    if data.dev_source or data.dev_file or data.dataset:
-        for name in type(configs.task).fields_with(needs_dev_set=False):
-            if name in options:
-                raise InputError(f"{name} has no effect in a run with a dev set; remove it")
     if getattr(model, "positions", None) == "learned":
         limits: Any = model
         needed = limits.first_position + data.max_length + 1  # and EOS

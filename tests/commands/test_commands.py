@@ -81,10 +81,10 @@ def test_installed_command_lists_and_names_its_commands(command):
     wrong, _, _ = command("trian")
     assert wrong.startswith("keras-transformer: unknown command 'trian'; did you mean train?\n")
     assert command("--version") == (0, f"keras-transformer {keras_transformer.__version__}\n", "")
-    code, text, _ = command("average_checkpoints", "--help")
-    assert "\nkeras-transformer average_checkpoints --run_dir=runs/mine --last=20\n" in text
-    error, _, _ = command("average_checkpoints")
-    assert error.startswith("keras-transformer average_checkpoints: ") and "--run_dir" in error
+    code, text, _ = command("compare", "--help")
+    assert "\nkeras-transformer compare runs/" in text
+    error, _, _ = command("train")
+    assert error.startswith("keras-transformer train: ") and "--run_dir" in error
 
 
 # Lines of commands, and what the one line of their error names.
@@ -118,7 +118,6 @@ _WRONG_FLAGS = [
     ("explore --run_dir=x --output=a.html", "--output=page.html"),
     ("explore --run_dir=x --model=en-de --output=a.html p", "--run_dir", "--model"),
     ("import_model --run_dir=x --model=y --source_spm=z", "--target_spm"),
-    ("average_checkpoints --run_dir=x --last=0", "--last"),
     ("serve_client --server=localhost:1 --length_penalty=-1", "length_penalty"),
     ("serve_client --server=localhost:1 --output=.", ". cannot be written"),
     ("serve_client --server=localhost:1 --headers_file=absent", "absent"),
@@ -185,7 +184,6 @@ _WRONG_FILES = [
     ("compare run run/checkpoints/average", "one checkpoint twice"),
     ("compare run absent", "absent"),
     ("export --run_dir=run --export_dir=exports --warm_up_file=absent", "absent"),
-    ("average_checkpoints --run_dir=run --last=3", "--last=3"),
 ]
 
 

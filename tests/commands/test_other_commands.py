@@ -1,18 +1,13 @@
-"""export, explore, average_checkpoints, and the shell scripts that set up."""
+"""export, explore, and the shell scripts that set up."""
 
 import json
 import os
 import pathlib
 import re
-import shutil
-import socket
 import subprocess
 
-import numpy as np
 import pytest
 from helpers import names_in
-
-from keras_transformer.training.run import RunDirectory
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "serve.sh"]
@@ -77,29 +72,6 @@ def test_explore_compares_checkpoints_and_sentences(call, run_dir, tmp_path):
     text = page.read_text()
     assert '"sentences":["sun cat","two"]' in text
     assert text.count('"translation":') == 2 * 2
-
-
-def test_explore_rejects_port_in_use(call, refused, run_dir):
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        result = call("explore.py", f"--run_dir={run_dir}", "--serve", f"--port={port}")
-    refused(result, "Address already in use")
-
-
-def test_average_checkpoints_selects_steps(call, refused, run_dir, tmp_path):
-    copy = shutil.copytree(run_dir, tmp_path / "copy")
-    average = copy / "checkpoints" / "average"
-    run_dir = f"--run_dir={copy}"
-    result = call("average_checkpoints.py", run_dir, "--last=1")
-    assert result == (0, f"Averaged step 300 into {average}.\n", "")
-    models = [RunDirectory(copy).load_model(name) for name in ("average", "300")]
-    for weight, expected in zip(*(model.weights for model in models), strict=True):
-        np.testing.assert_array_equal(weight, expected)
-    result = call("average_checkpoints.py", run_dir)  # the run would average five
-    assert result.out == f"Averaged steps 150, 300 into {average}.\n"
-    with RunDirectory(copy).lock():
-        result = call("average_checkpoints.py", run_dir, "--last=1")
-    refused(result, f"another process creates or trains the run in {copy} now; wait for its end")
 
 
 def test_quickstart_takes_its_folder_relative_to_the_caller(tmp_path):

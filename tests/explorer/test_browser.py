@@ -3,12 +3,11 @@
 import pathlib
 import re
 import shutil
-import threading
 
 import numpy as np
 import pytest
 
-from keras_transformer.explorer.page import ExplorerServer, make_page, page_content
+from keras_transformer.explorer.page import make_page, page_content
 from keras_transformer.explorer.views import FoundTranslation, Node, SearchTree, View
 
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -139,27 +138,3 @@ def test_sentences_and_models_side_by_side(show):
     page.get_by_role("radio", name="Two.").check()
     assert arcs(first) == count_arcs(joined(views[2].attentions["encoder"][0]))
     assert "no such attention" in second.inner_text()
-
-
-def test_typed_sentence_is_answered(browser):
-    def inspect(sentence):
-        return make_view(sentence=sentence)
-
-    with ExplorerServer([inspect], port=0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with browser.new_context() as context:
-                page = context.new_page()
-                page.goto(f"http://localhost:{server.server_port}")
-                page.keyboard.type("A man rides.")
-                page.keyboard.press("Enter")
-                page.wait_for_selector(".model")
-                assert page.get_by_role("radio", name="Cross").is_checked()
-                cross = make_view().attentions["cross"][0]  # [H, 5, 6]
-                words = np.insert(np.delete(cross, [2, 3], axis=-1), 2, cross[..., 2:4].sum(-1), -1)
-                assert arcs(page) == count_arcs(words)
-                assert page.locator(".sentence").all_inner_texts() == ["A man rides."]
-        finally:
-            server.shutdown()
-            thread.join()

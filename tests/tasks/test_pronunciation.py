@@ -1,7 +1,8 @@
-"""Pronunciation: dictionaries, error rates, splits and defaults, and a training by command."""
+"""Pronunciation: dictionaries, error rates, and a training by command."""
 
 import json
 import random
+import re
 import unicodedata
 
 import pytest
@@ -10,24 +11,8 @@ from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import PronunciationTask
 from keras_transformer.tasks.pronunciation import PronunciationDictionary
-from keras_transformer.training.prepare import (
-    make_vocabularies,
-    read_test_text,
-    read_validation_texts,
-)
+from keras_transformer.training.prepare import make_vocabularies
 from keras_transformer.training.run import RunDirectory
-
-
-@pytest.fixture
-def dictionary(tmp_path):
-    """A dictionary of 300 words, every tenth of which has two pronunciations."""
-    path = tmp_path / "words.tsv"
-    words = ["".join("abcde"[int(digit, 5)] for digit in f"{n:03}" if digit < "5") + str(n)
-             for n in range(300)]  # fmt: skip
-    lines = [f"{word}\t{' '.join(word)}\n" for word in words]
-    lines += [f"{word}\t{' '.join(reversed(word))}\n" for word in words[::10]]
-    path.write_text("".join(lines))
-    return str(path)
 
 
 def test_error_rates_count_the_nearest_reference():
@@ -64,29 +49,6 @@ def test_parallel_files_and_answers_are_normalized(tmp_path):
         assert list(pairs) == [("cat", text)]
         assert task.read_answers(tmp_path / "phones") == [text]
         assert task.evaluate([text], ["K  AE1 T"], ["cat"])["wer"] == 0
-
-
-def test_words_are_held_out_for_dev_and_test(dictionary):
-    task = PronunciationTask(held_out=0.1)
-    data = DataConfig(train_file=dictionary, **task.default_data)
-    splits = [
-        {word for source in task.pair_sources(data, split) for word, _ in source}
-        for split in ("train", "validation", "test")
-    ]
-    assert len(set.union(*splits)) == sum(map(len, splits)) == 300
-    assert all(15 < len(words) < 50 for words in splits[1:])
-    assert set(read_validation_texts(data, task)[0].source) == splits[1]
-    assert set(read_test_text(data, task=task).source) == splits[2]
-    # A separate test set changes nothing about the training.
-    named = data.replace(test_file=dictionary)
-    assert len(read_test_text(named, task=task).source) == 330
-    assert {word for source in task.pair_sources(named, "train") for word, _ in source} == splits[0]
-    # With a dev set all words are trained on.
-    with_dev = data.replace(dev_file=dictionary)
-    for split in ("train", "validation"):
-        assert sum(len(list(source)) for source in task.pair_sources(with_dev, split)) == 330
-    with pytest.raises(InputError, match="names no test files"):
-        read_test_text(with_dev, task=task)
 
 
 def test_tokens_are_characters_and_phones(tmp_path):
@@ -135,14 +97,6 @@ def test_incomplete_line_is_reported(tmp_path, line):
         list(PronunciationDictionary(path=tmp_path / "words"))
 
 
-def test_unusable_splits_and_files_are_rejected():
-    with pytest.raises(InputError, match="split must be one of train, validation, test, got 'x'"):
-        PronunciationTask().pair_sources(DataConfig(train_file="a"), "x")
-    for files in (dict(train_source="a", train_target="b"), dict(train_file="a,b")):
-        with pytest.raises(InputError, match="only one dictionary, a --train_file, can hold"):
-            PronunciationTask().check_data(DataConfig(**files))
-
-
 @pytest.mark.slow
 def test_pronunciations_are_learned_by_command(call, tmp_path):
     """Of a language in which x has two phones; every third word with a b has a variant."""
@@ -154,10 +108,17 @@ def test_pronunciations_are_learned_by_command(call, tmp_path):
         lines[f"{word}\t{spoken}"] = None
         if number % 3 == 0 and "b" in word:
             lines[f"{word}(1)\t{spoken.replace('b', 'p')}"] = None
-    (tmp_path / "words.tsv").write_text(";;; made up\n" + "\n".join(lines), encoding="utf-8")
+    words = [line for line in lines if "(1)" not in line]
+    held_out = {line.partition("\t")[0] for line in words[::10]}
+    splits = {"train": [";;; made up"], "dev": []}
+    for line in lines:
+        splits["dev" if re.split(r"[(\t]", line)[0] in held_out else "train"].append(line)
+    for split, content in splits.items():
+        (tmp_path / split).write_text("\n".join(content), encoding="utf-8")
     sizes = ("--num_layers=1", "--model_dim=32", "--num_heads=2", "--feed_forward_dim=32")
     flags = (
-        "--task=pronunciation", f"--train_file={tmp_path}/words.tsv", "--held_out=0.1",
+        "--task=pronunciation", f"--train_file={tmp_path}/train", f"--dev_file={tmp_path}/dev",
+        f"--test_file={tmp_path}/dev",
         "--preset=tiny", *sizes, "--dropout=0", "--batch_tokens=1000", "--warmup_steps=30",
         "--learning_rate=0.01", "--checkpoint_steps=30", "--average_last=1", "--log_steps=10",
     )  # fmt: skip

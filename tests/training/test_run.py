@@ -192,7 +192,7 @@ def test_search_config_drops_options_of_other_method():
         ({"architecture": "recurrent"}, "architecture 'transformer', got values of 'recurrent'"),
         ({"task": "parsing"}, "task is 'translation' there and 'parsing' here"),
         ({"hidden_dim": 7}, "hidden_dim"),  # of another architecture
-        ({"held_out": 0.1}, "--held_out is an option of task pronunciation"),
+        ({"keep_stress": False}, "--keep_stress is an option of task pronunciation"),
         ({"freeze": "encoder"}, "freeze is None there and 'encoder' here"),
         ({"stop_metric": "f1"}, "stop_metric must be one of bleu"),
         ({"train_steps": None}, "train_steps must be a whole number, got None"),
@@ -235,8 +235,6 @@ def test_run_keeps_the_precision_that_auto_meant_when_it_began(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task": "pronunciation", "held_out": 0.1, "dev_file": "a"},
-         "held_out has no effect in a run with a dev set; remove it"),
         (LEARNED | {"max_length": 20}, "max_length=20 needs 21 .*max_positions is 20; lower"),
         ({"freeze": "encoder"}, "--freeze would keep random weights; give --start_from too"),
         ({"hidden_dim": 3}, "hidden_dim"),

@@ -187,25 +187,6 @@ function part(title, ...children) {
   return element("div", {}, element("h3", { textContent: title }), ...children);
 }
 
-/** Asks the server that the page came from about a sentence. */
-async function ask(sentence) {
-  const status = byId("status");
-  const button = byId("ask").querySelector("button");
-  status.textContent = "Translating …";
-  button.disabled = true;
-  try {
-    const request = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ sentence }) };
-    const answer = await (await fetch("/", request)).json();
-    if (answer.error) throw new Error(answer.error);
-    await load(answer);
-    status.textContent = "";
-  } catch (error) {
-    status.textContent = `No answer: ${error.message}`;
-  } finally {
-    button.disabled = false;
-  }
-}
-
 byId("controls").addEventListener("submit", (event) => event.preventDefault());
 byId("threshold").addEventListener("input", render);
 byId("join").addEventListener("change", () => {
@@ -214,14 +195,4 @@ byId("join").addEventListener("change", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => content && render());
 
-const data = JSON.parse(byId("data").textContent);
-if (data) {
-  load(data);
-} else {
-  byId("ask").hidden = false;
-  byId("ask").addEventListener("submit", (event) => {
-    event.preventDefault();
-    ask(byId("typed").value);
-  });
-  byId("typed").focus();
-}
+load(JSON.parse(byId("data").textContent));
