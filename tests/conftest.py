@@ -375,7 +375,6 @@ def exported(once, run_dir, two_best):
 def certificates(tmp_path_factory):
     """A folder with two authorities, ca and other, and with certificates of the first."""
     import trustme
-    from cryptography.hazmat.primitives import serialization
 
     folder = tmp_path_factory.mktemp("certificates")
     authority = trustme.CA()
@@ -391,11 +390,4 @@ def certificates(tmp_path_factory):
     ):
         certificate.private_key_pem.write_to_path(folder / f"{name}.key")
         certificate.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
-    key = serialization.load_pem_private_key((folder / "client.key").read_bytes(), None)
-    encrypted = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.BestAvailableEncryption(b"secret"),
-    )
-    (folder / "encrypted.key").write_bytes(encrypted)
     return folder

@@ -90,7 +90,6 @@ def test_requests_are_bounded_and_keep_order(connect, model, monkeypatch):
     assert max(map(len, sizes)) == 10
     assert sorted(map(sum, sizes))[-1] == 5000 and sorted(map(sum, sizes))[-2] <= 400
     assert all(max(each) - min(each) < 30 for each in sizes)
-    assert model.most_at_once <= 3
 
 
 def test_options_version_and_label_are_requested(connect, model):

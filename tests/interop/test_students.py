@@ -12,7 +12,6 @@ from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, EOS_ID
 from keras_transformer.errors import InputError
 from keras_transformer.interop import read_model
-from keras_transformer.serving.export import export, load_exported
 
 INT8, INT16, FLOAT, TEXT, AVX512 = 0x4101, 0x4102, 0x404, 0x101, 0x12001
 OPTIONS = "special:model.yml"
@@ -27,31 +26,20 @@ def oracle(sample_model):
     return runs
 
 
-def load(folder, run):
-    """Returns a translator that searches as Marian did."""
-    size = run["beam_size"]
-    options = dict(beam_size=size, num_translations=size, length_penalty=run["normalize"])
-    return Translator.load(folder, replace_unknowns=False, **options)
-
-
-def check_answers(translator, run):
+@pytest.mark.parametrize("index", range(4))
+def test_search_gives_the_n_best_lists_of_marian(index, oracle, sample_model):
+    run = oracle[index]
+    options = dict(beam_size=run["beam_size"], num_translations=run["beam_size"])
+    translator = Translator.load(
+        sample_model("marian_ssru"), length_penalty=run["normalize"], replace_unknowns=False,
+        **options,
+    )  # fmt: skip
     found = translator.translate([each["source"] for each in run["sentences"]])
     for best, expected in zip(found, run["sentences"], strict=True):
         rows = [best, *best.alternatives]
         assert [row.text for row in rows] == [each["text"] for each in expected["n_best"]]
         scores = [each["score"] for each in expected["n_best"]]
         np.testing.assert_allclose([row.score for row in rows], scores, atol=1e-4)
-
-
-@pytest.mark.parametrize("index", range(4))
-def test_search_gives_the_n_best_lists_of_marian(index, oracle, sample_model):
-    check_answers(load(sample_model("marian_ssru"), oracle[index]), oracle[index])
-
-
-@pytest.mark.slow
-def test_export_gives_them_too(oracle, sample_model, tmp_path):
-    translator = load(sample_model("marian_ssru"), oracle[2])
-    check_answers(load_exported(export(translator, tmp_path)), oracle[2])
 
 
 def word_scores(model, pairs):

@@ -28,17 +28,13 @@ def main() -> None:
     parser.add_argument("--rest_api_port", type=int, default=8501)
     parser.add_argument("--model_config_file", type=pathlib.Path)
     parser.add_argument("--file_system_poll_wait_seconds", type=float, default=1.0)
-    parser.add_argument("--grpc_max_threads", type=int, default=8)
     flags, _ = parser.parse_known_args()
     models = model_server_config_pb2.ModelServerConfig()
     text_format.Parse(flags.model_config_file.read_text(), models)
     (served,) = models.model_config_list.config
     model = Model({}, lambda signature, inputs: {}, served.name)
     model.versions = {}
-    with (
-        serve_grpc(model, flags.port, threads=flags.grpc_max_threads),
-        serve_rest(model, flags.rest_api_port),
-    ):
+    with serve_grpc(model, flags.port), serve_rest(model, flags.rest_api_port):
         while True:
             paths = pathlib.Path(served.base_path).glob("[0-9]*")
             version = max((int(path.name) for path in paths), default=0)
