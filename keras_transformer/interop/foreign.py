@@ -32,7 +32,6 @@ from keras_transformer.text import Vocabulary
 # can be trained further with label smoothing.
 UNUSED_BIAS = -100.0
 _MAX_LAYERS = 1_000
-_ROWS_AT_ONCE = 8_192
 
 
 class ImportOptions(NamedTuple):
@@ -172,9 +171,9 @@ class ForeignModel:
         self.tensors.check_all_used()
 
     def _fill_tables(self, model: Any) -> None:
-        _fill_table(model.source_embedding.table, self.source_table, self.source)
+        model.source_embedding.table.assign(_our_rows(self.source_table, self.source))
         if model.target_embedding is not model.source_embedding:
-            _fill_table(model.target_embedding.table, self.target_table, self.target)
+            model.target_embedding.table.assign(_our_rows(self.target_table, self.target))
         if model.projection is not None:
             model.projection.kernel.assign(_our_rows(self.projection, self.target).T)
         bias = self.output_bias
@@ -273,13 +272,6 @@ def transformer_parts(model: Any) -> Iterator[Part]:
         yield Part("decoder", 0, ("embedding.norm",), model.target_norm)
 
 
-def _fill_table(variable: Any, table: Array, symbols: Symbols) -> None:
-    """Sets a table to rows in our order, some at a time: of a whole one there would be copies."""
-    for start in range(0, len(symbols.order), _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        variable.value[rows].assign(_our_rows(table, symbols, rows=rows))
-
-
 def missing_options(options: Iterable[str]) -> list[str]:
     """Returns a note on search options of the files that `SearchConfig` lacks, if there are any."""
     names = ", ".join(options)
@@ -295,14 +287,11 @@ def check_rows(rows: int, symbols: Symbols) -> None:
         )
 
 
-def _our_rows(
-    table: Array, symbols: Symbols, missing: float = 0.0, rows: slice = slice(None)
-) -> Array:
+def _our_rows(table: Array, symbols: Symbols, missing: float = 0.0) -> Array:
     """Returns rows of a matrix or bias in our order, with a constant where there is none."""
     check_rows(len(table), symbols)
-    order = symbols.order[rows]
-    ours = table[[0 if id_ is None else id_ for id_ in order]].astype(np.float32, copy=False)
-    ours[[id_ is None for id_ in order]] = missing
+    ours = table[[id_ or 0 for id_ in symbols.order]].astype(np.float32, copy=False)
+    ours[[id_ is None for id_ in symbols.order]] = missing
     return ours
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.config import UNK_ID
-from keras_transformer.errors import InputError, needs_extra
+from keras_transformer.errors import InputError
 from keras_transformer.inference import ModelFunctions
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.text import Vocabulary
@@ -114,12 +114,6 @@ def _random_ids(vocabulary: Vocabulary, length: int, generator: random.Random) -
 
 def _generate_text(vocabulary: Vocabulary, length: int, generator: random.Random) -> str:
     return vocabulary.decode([_random_ids(vocabulary, length, generator)])[0]
-
-
-def check_installed() -> None:
-    """Raises `InputError` if TensorFlow Serving's messages, which exports need, are missing."""
-    with needs_extra("serving"):
-        from tensorflow_serving.apis import prediction_log_pb2  # noqa: F401
 
 
 def write_requests(version: pathlib.Path, requests: Sequence[Request], model_name: str) -> None:

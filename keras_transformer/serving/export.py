@@ -29,17 +29,12 @@ import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the Save
 from tensorflow.core.protobuf import saved_model_pb2
 
 from keras_transformer.config import DataConfig, split_list
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.host import package_versions
 from keras_transformer.inference import ModelFunctions, Translator
 from keras_transformer.inference.translator import signature_inputs
-from keras_transformer.serving.checks import (
-    check_installed,
-    compare_answers,
-    make_requests,
-    write_requests,
-)
+from keras_transformer.serving.checks import compare_answers, make_requests, write_requests
 from keras_transformer.serving.constants import merge_constants
 from keras_transformer.serving.model_folder import (
     MODEL_CARD,
@@ -86,7 +81,8 @@ def export(
         >>> export(translator, "exports/numbers", sentences=["forty-two"])
         PosixPath('exports/numbers/1')
     """
-    check_installed()
+    with needs_extra("serving"):
+        import tensorflow_serving.apis.prediction_log_pb2  # noqa: F401
     base = local_path(folder)
     published = base / str(choose_version(base, version, "SavedModel"))
     name = base.resolve().name if name is None else name

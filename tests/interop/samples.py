@@ -9,7 +9,10 @@ import numpy as np
 
 from keras_transformer.interop import read_model
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions
+from keras_transformer.interop.reading import ids_to_tokens
+from keras_transformer.interop.vocabularies import Symbols, sentencepiece_vocabulary
 from keras_transformer.models import Transformer
+from keras_transformer.text import Vocabulary
 
 EOS = 3
 
@@ -80,6 +83,15 @@ def read_sample(sample_model, name: str) -> Sample:
     sample_model("hf_marian")
     sentences = json.loads((folder / "oracle.json").read_text())["sentences"]
     return Sample(name, read_model(folder, None, import_options(folder)), sentences)
+
+
+def opus_vocabulary(folder: pathlib.Path, side: str) -> tuple[Vocabulary, dict[int, int]]:
+    """Returns the vocabulary of a side of OPUS's tokenizers, and our id of each of theirs."""
+    ids = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    names = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>"}
+    symbols = Symbols.find(ids_to_tokens(ids, "vocab.json"), "vocab.json", **names)
+    ours = {id_: place for place, id_ in enumerate(symbols.order) if id_ is not None}
+    return sentencepiece_vocabulary(folder / f"{side}.spm", symbols, side), ours
 
 
 def pad(rows: list[list[int]]) -> np.ndarray:

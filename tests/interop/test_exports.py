@@ -13,7 +13,7 @@ import opus_base
 import pytest
 import sentencepiece
 import tensorflow as tf
-from samples import make_model, some_ids
+from samples import make_model, opus_vocabulary, some_ids
 
 from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
@@ -136,8 +136,7 @@ def test_what_a_toolkit_lacks_is_listed_and_nothing_is_written(
 def test_exported_tokenizer_reads_as_the_vocabulary_does(name, sample_model, tmp_path):
     """Spaces and invisible characters as well; its notes tell what it reads otherwise."""
     if name == "opus_tokenizers":
-        opus_base.write(sample_model(name), tmp_path / "opus", layers=1, dim=16, inner=16, tokens=0)
-        vocabulary = read_model(tmp_path / "opus").vocabularies[0]
+        vocabulary, _ = opus_vocabulary(sample_model(name), "source")
     elif name == "hf_marian":
         vocabulary = read_model(sample_model(name)).vocabularies[0]
     elif name == "en-de":
@@ -275,7 +274,7 @@ def test_transformers_translates_as_we_do(ask, trained, words, sample_model, tmp
         " ".join(generator.choices([*words, "zebra"], k=1 + index % 4)) for index in range(24)
     ]
     tokenizers, longest = sample_model("opus_tokenizers"), 40
-    opus_base.write_ending(tokenizers, tmp_path / "big")
+    opus_base.write(tokenizers, tmp_path / "big")
     lines = (tokenizers / "source.jsonl").read_text(encoding="utf-8").splitlines()[:40]
     texts = [text for line in lines if len(text := json.loads(line)["text"]) < 60][:4]
     foreign = read_model(tmp_path / "big")

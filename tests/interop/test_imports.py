@@ -5,7 +5,6 @@ import pathlib
 import shutil
 
 import numpy as np
-import opus_base
 import pytest
 import samples
 import tensorflow as tf
@@ -378,11 +377,3 @@ def test_fine_tuning_starts_at_the_toolkits_loss(sample_model, tmp_path):
     assert first["step"] == 0
     assert first["val_loss"] == pytest.approx(-scored.mean(), abs=2e-5)
     assert last["val_loss"] < first["val_loss"] - 0.1
-
-
-@pytest.mark.slow
-def test_import_of_opus_size_takes_memory_for_few_copies(sample_model, tmp_path, run_python):
-    tokenizers = sample_model("opus_tokenizers")
-    found = json.loads(run_python(opus_base.__file__, tokenizers, tmp_path, 0).splitlines()[-1])
-    assert 290 < found["weights_mb"] < 300
-    assert found["import_peak_mb"] < 3 * found["weights_mb"]  # of which a checkpoint takes one

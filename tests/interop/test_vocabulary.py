@@ -1,17 +1,17 @@
 """The tokenizers of a published OPUS model, rewritten, give the ids that MarianTokenizer gives."""
 
+import functools
 import json
 import random
 
 import pytest
 import sentencepiece
 import tensorflow as tf
+from samples import opus_vocabulary
 
 from keras_transformer.config import EOS_ID, UNK_ID
 from keras_transformer.errors import InputError
 from keras_transformer.interop import read_model
-from keras_transformer.interop.reading import ids_to_tokens
-from keras_transformer.interop.vocabularies import Symbols, sentencepiece_vocabulary
 from keras_transformer.text import Tokenizer
 
 
@@ -23,11 +23,7 @@ def folder(sample_model):
 @pytest.fixture(scope="module")
 def load(folder):
     """Gives the vocabulary of a side, and our id of each of theirs."""
-    ids = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    names = {"unk": "<unk>", "eos": "</s>", "pad": "<pad>"}
-    symbols = Symbols.find(ids_to_tokens(ids, "vocab.json"), "vocab.json", **names)
-    ours = {id_: place for place, id_ in enumerate(symbols.order) if id_ is not None}
-    return lambda side: (sentencepiece_vocabulary(folder / f"{side}.spm", symbols, side), ours)
+    return functools.partial(opus_vocabulary, folder)
 
 
 def check_ids(vocabulary, texts, expected):

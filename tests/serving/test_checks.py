@@ -1,7 +1,6 @@
 """Warm-up requests, and the comparison of answers with those of a fresh process."""
 
 import subprocess
-import sys
 import types
 from unittest import mock
 
@@ -171,11 +170,3 @@ def test_hanging_process_is_ended_and_reported(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"did not answer .* within 0\.5 seconds"):
         compare_answers(tmp_path, [], {}, timeout=0.5)
     assert started[0].returncode is not None
-
-
-def test_missing_serving_package_is_named(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("tensorflow_serving")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorflow_serving", None)
-    with pytest.raises(InputError, match=r"package tensorflow_serving.*'.\[serving\]'"):
-        checks.check_installed()

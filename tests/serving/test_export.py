@@ -5,6 +5,7 @@ import functools
 import json
 import pathlib
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -109,6 +110,14 @@ def test_failed_write_leaves_nothing_behind(export_quickly, tmp_path, monkeypatc
     with pytest.raises(InputError, match=r"cannot write the export to .*1 .*No space left"):
         export_quickly(tmp_path / "new")
     assert names_in(tmp_path) == ["file", "new"] and names_in(tmp_path / "new") == []
+
+
+def test_missing_serving_package_is_named(two_best, tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("tensorflow_serving")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorflow_serving", None)
+    with pytest.raises(InputError, match=r"package tensorflow_serving.*'.\[serving\]'"):
+        export(two_best, tmp_path)
 
 
 def test_damaged_and_other_saved_models_are_rejected(exported, tmp_path):
