@@ -285,16 +285,15 @@ class _ModelBin:
         self._content = content
         self._place = 0
 
-    def arrays(self) -> dict[str, Any]:
-        """Returns a function for each array by name, which divides integers by their scales."""
+    def arrays(self) -> dict[str, Array]:
+        """Returns the arrays by name; integers that have scales are divided by them."""
         version, name = self._number("<I"), self._text()
         if version not in (5, 6) or name != "TransformerSpec":
             raise ValueError(f"it is {name[:40]!r} of version {version}, not TransformerSpec 6")
         self._number("<I")  # revision
         stored = dict(self._entry() for _ in range(self._number("<I")))
-        arrays: dict[str, Any] = {
-            name: functools.partial(_dequantize, array, stored.get(f"{name}_scale"))
-            for name, array in stored.items()
+        arrays = {
+            name: _dequantize(array, stored.get(f"{name}_scale")) for name, array in stored.items()
         }
         for _ in range(self._number("<I")):
             alias, name = self._text(), self._text()

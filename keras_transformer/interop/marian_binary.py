@@ -7,11 +7,9 @@ are integers, and behind them the number that they were multiplied by in float32
 transposed, but for embeddings; their shapes are those before.
 """
 
-import functools
 import math
 import pathlib
 import struct
-from collections.abc import Callable
 
 import numpy as np
 
@@ -31,13 +29,13 @@ def is_binary(path: pathlib.Path) -> bool:
         return file.read(8) == struct.pack("<Q", _VERSION)
 
 
-def read_binary(path: pathlib.Path) -> dict[str, Callable[[], Array]]:
-    """Returns, by name, functions that read the tensors of a file; `InputError` if it is damaged.
+def read_binary(path: pathlib.Path) -> dict[str, Array]:
+    """Returns the tensors of a file by name; `InputError` if it is damaged.
 
     Integers become the floats that they stand for.
     """
     content = map_file(path)
-    arrays: dict[str, Callable[[], Array]] = {}
+    arrays: dict[str, Array] = {}
     with reading(path, "a binary model of Marian", struct.error, LookupError, OverflowError):
         place = 16
         _, count = struct.unpack_from("<2Q", content)
@@ -58,23 +56,10 @@ def read_binary(path: pathlib.Path) -> dict[str, Callable[[], Array]]:
             data = content[place : place + length]
             if min(shape, default=1) < 1 or len(data) < size + 4 * is_quantized:
                 raise ValueError(f"{name} is cut short")
+            values = np.frombuffer(data, dtype, math.prod(shape))
+            if is_quantized:
+                values = values / np.float32(struct.unpack_from("<f", data, size)[0])
             is_transposed = is_quantized and "Wemb" not in name
-            arrays[name] = functools.partial(
-                _read, data, dtype, shape, size if is_quantized else None, is_transposed
-            )
+            arrays[name] = values.reshape(shape[::-1]).T if is_transposed else values.reshape(shape)
             place += length
     return arrays
-
-
-def _read(
-    data: memoryview,
-    dtype: np.dtype,
-    shape: tuple[int, ...],
-    multiplier: int | None,
-    is_transposed: bool,
-) -> Array:
-    """Returns a tensor; `multiplier` is the place of that number, None if there is none."""
-    values = np.frombuffer(data, dtype, math.prod(shape))
-    if multiplier is not None:
-        values = values / np.float32(struct.unpack_from("<f", data, multiplier)[0])
-    return values.reshape(shape[::-1]).T if is_transposed else values.reshape(shape)

@@ -1,15 +1,14 @@
 """Reads a checkpoint of OpenNMT-tf: ckpt-N.index with its data, and a vocabulary for each side."""
 
-import functools
 import pathlib
 import re
 
+import numpy as np
 import tensorflow as tf
 
 from keras_transformer.errors import InputError
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
 from keras_transformer.interop.reading import (
-    Array,
     Tensors,
     map_file,
     read_token_lines,
@@ -114,24 +113,14 @@ def _newest(path: pathlib.Path) -> pathlib.Path:
 def _read_checkpoint(index: pathlib.Path) -> Tensors:
     map_file(index)
     map_file(index.with_suffix(".data-00000-of-00001"))
-    check = functools.partial(
-        reading, index, "a checkpoint of TensorFlow", tf.errors.OpError, LookupError
-    )
-    with check():
+    with reading(index, "a checkpoint of TensorFlow", tf.errors.OpError, LookupError):
         reader = tf.train.load_checkpoint(str(index.with_suffix("")))
-        names = [*reader.get_variable_to_shape_map()]
-
-    def read(name: str) -> Array:
-        with check():
-            value: Array = reader.get_tensor(name)
-        return value
-
-    # Without what the optimizer keeps of each weight.
-    arrays = {
-        name.removesuffix(_SUFFIX): functools.partial(read, name)
-        for name in names
-        if name.startswith("model/") and name.endswith(_SUFFIX) and "/.OPTIMIZER_SLOT/" not in name
-    }
+        # Without what the optimizer keeps of each weight.
+        arrays = {
+            name.removesuffix(_SUFFIX): np.asarray(reader.get_tensor(name))
+            for name in reader.get_variable_to_shape_map()
+            if re.match("model/(?!.*/.OPTIMIZER_SLOT/)", name) and name.endswith(_SUFFIX)
+        }
     return Tensors(arrays, str(index))
 
 

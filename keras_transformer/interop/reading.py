@@ -6,19 +6,19 @@ Files come from anywhere: a damaged one is an `InputError` that names it, and no
 import argparse
 import contextlib
 import fnmatch
-import functools
 import itertools
 import json
 import mmap
 import pathlib
 import pickle
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from keras_transformer.errors import InputError, needs_extra, one_line
 
@@ -30,11 +30,11 @@ class Tensors:
     """The tensors of a file by name, which records those that were read.
 
     Args:
-        arrays: the tensors, or functions that read them.
+        arrays: the tensors.
         where: names the file in errors.
     """
 
-    def __init__(self, arrays: Mapping[str, Array | Callable[[], Array]], where: str) -> None:
+    def __init__(self, arrays: Mapping[str, Array], where: str) -> None:
         self._arrays = arrays
         self._used: set[str] = set()
         self.where = where
@@ -58,7 +58,7 @@ class Tensors:
         if name not in self._arrays:
             raise InputError(f"{self.where} lacks the tensor {name}; give the whole model")
         self._used.add(name)
-        array = self._stored(name).astype(np.float32, copy=False)
+        array = self._arrays[name].astype(np.float32, copy=False)
         expected = array.shape if shape is None else shape
         if array.ndim != len(expected):
             array = np.atleast_1d(array.squeeze())
@@ -78,7 +78,7 @@ class Tensors:
 
     def is_integer(self, name: str) -> bool:
         """Returns whether a tensor is stored as integers."""
-        return self._stored(name).dtype.kind in "iu"
+        return self._arrays[name].dtype.kind in "iu"
 
     def count(self, template: str) -> int:
         """Returns how many tensors have consecutive numbers, from 0, at the {} of a template."""
@@ -96,10 +96,6 @@ class Tensors:
                 f"{self.where} has {len(left)} tensors that this package does not support, such as "
                 f"{', '.join(left[:3])}"
             )
-
-    def _stored(self, name: str) -> Array:
-        tensor = self._arrays[name]
-        return np.asarray(tensor() if callable(tensor) else tensor)
 
 
 class Options:
@@ -214,18 +210,10 @@ def read_json(path: pathlib.Path, kind: type = dict) -> Any:
 
 
 def read_safetensors(path: pathlib.Path) -> Tensors:
-    """Returns the tensors of a safetensors file; each is read when it is used."""
+    """Returns the tensors of a safetensors file."""
     map_file(path)
-    check = functools.partial(reading, path, "a safetensors file", SafetensorError)
-
-    def read(name: str) -> Array:
-        # Opened anew for each: what is mapped counts as memory until it is closed.
-        with check(), safe_open(path, framework="numpy") as file:
-            return cast(Array, file.get_tensor(name))
-
-    with check(), safe_open(path, framework="numpy") as file:
-        names = [*file.keys()]
-    return Tensors({name: functools.partial(read, name) for name in names}, str(path))
+    with reading(path, "a safetensors file", SafetensorError, LookupError):
+        return Tensors(load_file(path), str(path))
 
 
 def read_pytorch(path: pathlib.Path) -> dict[str, Any]:
@@ -249,12 +237,8 @@ def read_pytorch(path: pathlib.Path) -> dict[str, Any]:
 
 def torch_tensors(state: Mapping[str, Any], where: str) -> Tensors:
     """Returns the tensors of PyTorch in a dictionary; `InputError` if there are none."""
-
-    def read(tensor: Any) -> Array:
-        return cast(Array, tensor.detach().float().numpy())
-
     tensors = {
-        name: functools.partial(read, value)
+        name: value.detach().float().numpy()
         for name, value in state.items()
         if hasattr(value, "detach")
     }
