@@ -238,7 +238,7 @@ class BatchPlan:
             seed: at least 0; the same seed (and NumPy) gives the same order.
             first_batch: batches to skip.
         """
-        random = _random(_BATCH_ORDER, seed, 0, epoch)
+        random = _random(_BATCH_ORDER, seed, 0, epoch)  # with 0 the order is that of earlier runs
         pairs = random.permutation(len(self._bucket_of_pair))
         buckets = self._bucket_of_pair[pairs]
         ends = np.bincount(buckets).cumsum()
