@@ -79,10 +79,6 @@ class Checkpoints:
         """Whether an uninterrupted run writes a checkpoint at this step."""
         return step % self.every == 0 or step == self.end
 
-    def to_average(self, last: int, best: int | None = None) -> list[int]:
-        """Returns the steps whose mean is the run's result: the newest, or the best if asked."""
-        return self.newest(last) if best is None else self.best(best)
-
     def newest(self, count: int) -> list[int]:
         """Returns the steps of the newest regular checkpoints that were trained, oldest first."""
         return [step for step in self.steps() if step and self.is_regular(step)][-count:]
@@ -258,8 +254,6 @@ class Checkpoints:
 
     def average(self, model: keras.Model, steps: Sequence[int]) -> None:
         """Sets the model's weights to the mean of those of the checkpoints (6.1)."""
-        if not steps:
-            raise InputError(f"no checkpoints to average in {self.folder}; train the run first")
         sums: dict[str, Any] = {}
         for step in steps:
             for path, array in _weights(self._load(f"step-{step}")).items():

@@ -315,13 +315,14 @@ class Trainer:
 
     def average(self) -> None:
         """Gives the model the average of its last or best checkpoints, and writes it (6.1)."""
-        training = self.training
-        steps = self.checkpoints.to_average(training.average_last, training.average_best)
+        checkpoints, best = self.checkpoints, self.training.average_best
+        last = self.training.average_last
+        steps = checkpoints.newest(last) if best is None else checkpoints.best(best)
         if steps:
-            self.checkpoints.average(self.model, steps)
+            checkpoints.average(self.model, steps)
             wait_for_workers(self.strategy)  # all of them have read the checkpoints
             if self._is_chief:
-                self.checkpoints.save_weights(self.model)
+                checkpoints.save_weights(self.model)
 
     def _decisive(self, values: Mapping[str, float]) -> dict[str, float]:
         """Returns the metrics of the first dev set, which are stored with a checkpoint."""

@@ -239,8 +239,6 @@ def test_average_of_many_is_exact(checkpoints):
         checkpoints.save(model, step)
     checkpoints.average(model, range(9))  # sums in float32 would round to 9
     np.testing.assert_array_equal(model.weights[0], np.float32(1 + 2.0**-23))
-    with pytest.raises(InputError, match="no checkpoints to average"):
-        checkpoints.average(model, [])
 
 
 # What cannot be read or written
