@@ -250,6 +250,43 @@ def call(monkeypatch, capsys):
     return call
 
 
+@pytest.fixture(scope="session")
+def traced():
+    """The translators of commands, by checkpoints and settings."""
+    return {}
+
+
+@pytest.fixture
+def share_translators(monkeypatch, traced):
+    """Has the commands trace the graph of one checkpoint and search once."""
+    import keras_transformer.loading  # noqa: F401  (it extends the class before that is replaced)
+    from keras_transformer import inference
+    from keras_transformer.commands import common
+
+    load, make = common.load_translator, inference.Translator
+
+    def load_once(found, *precision):
+        if precision:  # of an export
+            return load(found, *precision)
+        stored = [path for run, name in found
+                  for path in sorted(run.checkpoints().folder.glob(f"{name}.*"))]  # fmt: skip
+        key = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in stored)
+        if key not in traced:
+            traced[key] = load(found)
+        return traced[key]
+
+    def make_once(model, source, target, search, *others, **options):
+        if others or options.keys() != {"task"}:
+            return make(model, source, target, search, *others, **options)  # for an export, say
+        key = (id(model), search, options["task"])
+        if key not in traced:
+            traced[key] = make(model, source, target, search, **options)
+        return traced[key]
+
+    monkeypatch.setattr(common, "load_translator", load_once)
+    monkeypatch.setattr(inference, "Translator", make_once)
+
+
 # A small model that has learned to translate word by word, in several scripts, with a vocabulary
 # for each side: one run and one export of it for all tests.
 _WORDS = {

@@ -24,7 +24,7 @@ _EXCEPTIONS = json.loads(pathlib.Path(__file__).with_name("blocks.json").read_te
 
 
 @pytest.fixture
-def run_page(monkeypatch, call, capsys):
+def run_page(monkeypatch, call, capsys, share_translators):
     """Runs the blocks of a page in this process, which has loaded TensorFlow already.
 
     `short` is flags for each training, and bounds translations, which then do not end by
