@@ -53,18 +53,16 @@ def test_kept_memory_takes_no_page_faults(run_python, monkeypatch, keep):
     assert faults < _PAGES / 50 if keep else faults > 0.9 * _PAGES
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_settings_and_malloc_of_the_user_are_kept(monkeypatch):
+    monkeypatch.setattr(host.ctypes, "CDLL", None)  # not even loaded
+    for name, value in (
         ("MALLOC_TRIM_THRESHOLD_", "131072"),
         ("GLIBC_TUNABLES", "glibc.malloc.arena_max=2"),
         ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2"),
-    ],
-)
-def test_settings_and_malloc_of_the_user_are_kept(monkeypatch, name, value):
-    monkeypatch.setenv(name, value)
-    monkeypatch.setattr(host.ctypes, "CDLL", None)  # not even loaded
-    assert keras_transformer.keep_freed_memory() is False
+    ):
+        with monkeypatch.context() as environment:
+            environment.setenv(name, value)
+            assert keras_transformer.keep_freed_memory() is False
 
 
 def test_gpu_machine_compiles_without_autotuning_and_keeps_the_users_settings(

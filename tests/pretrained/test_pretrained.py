@@ -92,23 +92,16 @@ def test_model_of_the_package_becomes_a_run(packed, trained, tmp_path):
 
 
 def test_weights_beyond_half_precision_and_taken_folders_are_rejected(run_dir, tmp_path):
-    run = find_run_with_large_weight(run_dir, tmp_path)
+    origin, run = RunDirectory(run_dir), RunDirectory(tmp_path / "run")
+    model = origin.load_model()
+    model.weights[0].assign(model.weights[0] + 1e6)
+    run.write(origin.configs(), *origin.vocabularies(), model)
     (tmp_path / "card.md").write_text("card")
     with pytest.raises(InputError, match=r"weight .* is too large for float16"):
         pack(run, tmp_path / "large", tmp_path / "card.md")
     assert not (tmp_path / "large").exists()
     with pytest.raises(InputError, match="exists already"):
         pack(RunDirectory(run_dir), tmp_path, tmp_path / "card.md")
-
-
-def find_run_with_large_weight(run_dir, tmp_path):
-    origin = RunDirectory(run_dir)
-    model = origin.load_model()
-    weight = model.weights[0]
-    weight.assign(weight + 1e6)
-    run = RunDirectory(tmp_path / "run")
-    run.write(origin.configs(), *origin.vocabularies(), model)
-    return run
 
 
 @pytest.mark.parametrize("name", pretrained_models())
@@ -141,15 +134,11 @@ def test_commands_take_the_name_of_a_model(packed, call, words, texts, tmp_path)
     assert words["cat"] in page.read_text()
     result = call("import_model.py", "--model=words", f"--run_dir={tmp_path}/run")
     assert result.code == 0 and RunDirectory(tmp_path / "run").configs().origin["model"] == "words"
-    for command in ("translate.py", "evaluate.py", "explore.py"):
-        more = {"evaluate.py": pair, "explore.py": ("a", f"--output={page}")}.get(command, ())
-        result = call(command, "--model=words", "--checkpoint=best", *more)
-        assert "--checkpoint cannot be combined with --model; remove it" in result.err
-
-
-@pytest.mark.slow
-def test_model_of_the_package_is_exported(packed, call, words, tmp_path):
     result = call("export.py", "--model=words", f"--export_dir={tmp_path}/exports")
     assert f"Exported words to {tmp_path}/exports/1" in result.out, result.err
     translator = Translator.load(tmp_path / "exports" / "1")
     assert translator.translate("two cat").text == f"{words['two']} {words['cat']}"
+    for command in ("translate.py", "evaluate.py", "explore.py"):
+        more = {"evaluate.py": pair, "explore.py": ("a", f"--output={page}")}.get(command, ())
+        result = call(command, "--model=words", "--checkpoint=best", *more)
+        assert "--checkpoint cannot be combined with --model; remove it" in result.err
