@@ -214,7 +214,7 @@ class SelfAttention(ScaledDotProductAttention):
         if use_causal_mask:
             bias = hide(bias, causal_mask(ops.shape(x)[1]))
         query, keys, values = self._project(x, times)
-        distances = self._distances(times[None, :] - times[:, None])
+        distances = self._if_relative(times[None, :] - times[:, None])
         heads, weights = self._attend(query, keys, values, bias, training, distances)
         return merge_heads(heads), weights
 
@@ -252,17 +252,9 @@ class SelfAttention(ScaledDotProductAttention):
         query, *new = self._project(x, time, num_hypotheses)
         pairs = zip(kv_cache, new, strict=True)
         kv_cache = KVCache(*(slots.append(entries, time) for slots, entries in pairs))
-        first: Any = 0  # the first token whose slots are read; slot i * W + w has token i
-        keys, values = (slots.entries for slots in kv_cache)
-        if self.window is not None:
-            reach = self.window // 2
-            first, size = ops.maximum(time - reach, 0), (reach + 1) * num_hypotheses
-            keys, values = (
-                slots.newest(slots.entries, first * num_hypotheses, size) for slots in kv_cache
-            )
-            kv_cache = KVCache(*(slots.forget(reach * num_hypotheses) for slots in kv_cache))
+        keys, values, first, kv_cache = self._visible(kv_cache, time, num_hypotheses)
         times = first + ops.arange(ops.shape(keys)[2]) // num_hypotheses
-        distances = self._distances(times - time)
+        distances = self._if_relative(times - time)
         heads, _ = self._attend(query, keys, values, score_bias, False, distances)
         return self.output_projection(merge_heads_to_rows(heads)), kv_cache
 
@@ -296,7 +288,15 @@ class SelfAttention(ScaledDotProductAttention):
             query, keys = rotate(query, times), rotate(keys, times)
         return [query, keys, values]
 
-    def _distances(self, distances: Tensor) -> Tensor | None:
+    def _visible(
+        self, kv_cache: KVCache, time: Tensor | int, num_hypotheses: int
+    ) -> tuple[Tensor, Tensor, Any, KVCache]:
+        """Returns the keys and values that the newest tokens may see, the number of the first token
+        among them (slot i * W + w has token i), and the cache that later tokens need.
+        """
+        return kv_cache.keys.entries, kv_cache.values.entries, 0, kv_cache
+
+    def _if_relative(self, distances: Tensor) -> Tensor | None:
         """Returns the distances from queries to keys if relative positions need them."""
         return distances if self.positions == "relative" else None
 

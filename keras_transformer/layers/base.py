@@ -78,5 +78,7 @@ class ReadsMemory:
 
 
 def with_scores(result: Any) -> tuple[Any, ...]:
-    """Returns a layer's output and its attention scores, or None if it returned none."""
+    """Returns a layer's output and what it returns beside it: in `call` its attention scores, None
+    if they were not asked for; in `step` its KV cache or its attention scores.
+    """
     return result if isinstance(result, tuple) else (result, None)

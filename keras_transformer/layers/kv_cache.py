@@ -3,7 +3,8 @@
 A search keeps W hypotheses of each sentence; each step drops some and branches others. They share
 one cache that never moves: slot i * W + w holds the keys and values of token i that row w read,
 whoever goes on from it. A hypothesis knows its ancestors, the row of each of its tokens, and
-`slot_bias` shows it their slots alone. Here W = 2, and after two tokens A B branches into both:
+`slot_bias` shows it their slots alone. Here W = 2; after two tokens the hypothesis D E is dropped,
+and A B goes on in both rows:
 
     token              0      1      2
     read by row 0      A      B      C      now A B C, its ancestors 0 0 0
@@ -44,13 +45,15 @@ class GrowingSlots(NamedTuple):
         """Returns the slots with the newest tokens' entries [B, H, W, any] added."""
         return GrowingSlots(ops.concatenate([self.entries, new], axis=2))
 
-    def newest(self, x: Tensor, first: Tensor | int, count: int) -> Tensor:
-        """Returns the `count` newest entries of x [B, ., S, ...], or all if there are fewer."""
+    def seen(self, x: Tensor, first: Tensor | int, count: int) -> Tensor:
+        """Returns what a window sees of x [B, ., S, ...], slots or tokens: `count` of them from
+        `first`, which here are the last ones, or all if there are fewer.
+        """
         return x[:, :, -count:] if count else x[:, :, :0]
 
     def forget(self, count: int) -> "GrowingSlots":
         """Returns the newest slots, which later tokens can still see."""
-        return GrowingSlots(self.newest(self.entries, 0, count))
+        return GrowingSlots(self.seen(self.entries, 0, count))
 
 
 class FixedSlots(NamedTuple):
@@ -62,8 +65,8 @@ class FixedSlots(NamedTuple):
         """Returns the slots with the newest tokens' entries [B, H, W, any] in the next ones."""
         return FixedSlots(ops.slice_update(self.entries, (0, 0, time * new.shape[2], 0), new))
 
-    def newest(self, x: Tensor, first: Tensor | int, count: int) -> Tensor:
-        """Returns `count` entries of x [B, ., S, ...] from the first, or all if there are fewer."""
+    def seen(self, x: Tensor, first: Tensor | int, count: int) -> Tensor:
+        """Returns what a window sees of x [B, ., S, ...], see `GrowingSlots.seen`."""
         if x.shape[2] <= count:
             return x
         rest = x.shape[3:]
@@ -132,7 +135,7 @@ def slot_bias(ids: Tensor, state: DecodingState, slots: Slots, window: int | Non
     if window is not None:
         reach = window // 2
         first = ops.maximum(state.time - reach, 0)
-        ancestors = slots.newest(ancestors, first, reach + 1)
+        ancestors = slots.seen(ancestors, first, reach + 1)
     return mask_to_bias(ops.expand_dims(ancestor_mask(ancestors, ids.shape[1]), 1))
 
 

@@ -18,6 +18,7 @@ from keras import ops
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.layers.attention import SelfAttention
+from keras_transformer.layers.kv_cache import KVCache
 from keras_transformer.layers.masks import MASKED, hide, mask_to_bias
 
 _MIN_BLOCK = 16  # positions; products of smaller blocks are slow
@@ -79,10 +80,20 @@ class WindowedSelfAttention(SelfAttention):
                 blocks.values,
                 blocks.bias,
                 training,
-                self._distances(blocks.distances),
+                self._if_relative(blocks.distances),
             )  # [N, B, 2, b, U]
             heads.append(out_of_blocks(attended, length))
         return ops.concatenate(heads, axis=-1), None
+
+    def _visible(
+        self, kv_cache: KVCache, time: Tensor | int, num_hypotheses: int
+    ) -> tuple[Tensor, Tensor, Any, KVCache]:
+        first, size = ops.maximum(time - self.reach, 0), (self.reach + 1) * num_hypotheses
+        keys, values = (
+            slots.seen(slots.entries, first * num_hypotheses, size) for slots in kv_cache
+        )
+        kept = (slots.forget(self.reach * num_hypotheses) for slots in kv_cache)
+        return keys, values, first, KVCache(*kept)
 
 
 def in_band(distances: Tensor, reach: int, causal: bool) -> Tensor:

@@ -10,8 +10,8 @@ however many tokens each has, and clips gradients before it sums those of the re
     apply        the gradients, or skip the update where their norm is not finite
 
 so that, but for dropout masks and rounding, any number of devices and of parts makes the update
-that one device makes. XLA compiles all but the check into one program on one device. Replicas of a
-strategy, be it one, synchronize between gradients and update: there it compiles the gradients.
+that one device makes. Without a strategy XLA compiles all but the check into one program. Under a
+strategy, even of one replica, it compiles the gradients alone: replicas synchronize after them.
 
 Shapes: B batch, T target length.
 """
@@ -35,7 +35,7 @@ Gradients = list[Tensor | None]  # None for a weight that the loss does not reac
 class TensorFlowUpdate(keras.Model):
     """A model that TensorFlow trains and evaluates by these methods, not by Keras's.
 
-    Each method runs on one replica. Attributes and arguments are those of `TokenWeightedModel`.
+    Each step runs on one replica. Attributes and arguments are those of `TokenWeightedModel`.
     """
 
     accumulation_steps: int
@@ -71,7 +71,10 @@ class TensorFlowUpdate(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Tensor]:
         """Makes one update from one replica's rows of a batch, for `fit`."""
-        return self.update(data) or _for_keras(self.metrics_of_all_replicas())
+        metrics = self.update(data)
+        if _num_replicas() == 1:
+            return metrics
+        return _for_keras(self.metrics_of_all_replicas())
 
     def test_step(self, data: Any) -> dict[str, Tensor]:
         """Evaluates one replica's rows of a batch."""
@@ -143,7 +146,9 @@ class TensorFlowUpdate(keras.Model):
             return tf.reshape(tf.pad(tensor, padding), shape)
 
         data = keras.tree.map_structure(split, data)
-        is_reached: list[bool] = []  # filled while the loop is traced
+        is_reached: list[
+            bool
+        ] = []  # filled while the loop is traced, whose variables cannot be None
 
         def add_part(part: Tensor, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             rows_of_part = keras.tree.map_structure(lambda x: None if x is None else x[part], data)
@@ -186,7 +191,8 @@ class TensorFlowUpdate(keras.Model):
     def _sum_and_clip(self, gradients: Gradients) -> tuple[Gradients, Tensor]:
         """Returns the batch's gradients, clipped, and their global norm before clipping, float32.
 
-        By the norm `_apply_if` judges the update; clipping leaves gradients non-finite that are.
+        `_apply_if` skips the update if this norm is not finite. Clipping does not make a gradient
+        finite that is not.
         """
         reached = [gradient for gradient in gradients if gradient is not None]
         sums = sum_over_replicas(reached)
@@ -206,7 +212,11 @@ class TensorFlowUpdate(keras.Model):
         return optimizer.loss_scale_factor or 1.0
 
     def _apply_if(self, is_good: Tensor, gradients: Gradients) -> None:
-        """Has the optimizer update, or skips and counts the update."""
+        """Has the optimizer update, or skips and counts the update.
+
+        In float16 the loss scale's optimizer skips by itself; under XLA, which is one device here,
+        all variables are put back; else a branch that all replicas take together skips.
+        """
         self.bad_steps.assign_add(tf.cast(~is_good, tf.int64))
         in_a_row = self.bad_steps_in_a_row
         in_a_row.assign(tf.where(is_good, tf.zeros_like(in_a_row), in_a_row + 1))

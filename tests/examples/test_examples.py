@@ -8,9 +8,10 @@ import runpy
 import sys
 
 import keras
+import numpy as np
 import pytest
 
-from keras_transformer import load_exported
+from keras_transformer import RunDirectory, load_exported, train
 
 _EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
@@ -89,3 +90,24 @@ def test_notebook_prints_what_it_shows(monkeypatch, capsys):
             assert float(new) == pytest.approx(float(old), abs=0.03)
     kinds = [out["output_type"] for cell in cells for out in cell["outputs"]]
     assert kinds.count("display_data") == 2
+
+
+def test_rows_of_pieces_pass_to_another_vocabulary(run, texts, tmp_path):
+    files = {"train": (texts / "train.en", texts / "train.xx")}
+    sizes = dict(model_dim=8, num_heads=2, feed_forward_dim=8, num_layers=1)
+    steps = dict(train_steps=1, warmup_steps=1, average_last=1)
+    old = RunDirectory.create(tmp_path / "old", **files, **sizes, **steps)
+    before, (words, _) = train(old, jit_compile=False, show=False), old.vocabularies()
+    output = run("change_vocabulary", tmp_path / "old", tmp_path / "new")
+    new = RunDirectory(tmp_path / "new")
+    after, (wider, _) = new.load_model(), new.vocabularies()
+    places = {piece: row for row, piece in enumerate(words.pieces(range(words.size)))}
+    pieces = wider.pieces(range(wider.size))
+    assert any(piece.isupper() and len(piece) > 2 for piece in pieces)
+    assert f"{sum(piece in places for piece in pieces)} of {wider.size} rows kept" in output
+    tables = [np.asarray(model.source_embedding.table) for model in (before, after)]
+    for row, piece in enumerate(pieces):
+        if piece in places:
+            np.testing.assert_array_equal(tables[1][row], tables[0][places[piece]])
+    for old_weight, weight in zip(before.weights[1:], after.weights[1:], strict=True):
+        np.testing.assert_array_equal(weight, old_weight)
