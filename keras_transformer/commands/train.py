@@ -167,7 +167,9 @@ def _end_of(run: "RunDirectory") -> str:
             f"{training.stop_metric} stopped the run early, at step {step:,} of "
             f"{training.train_steps:,}; raise --stop_patience to train on"
         )
-    return f"the run has reached its last step, {step:,}; raise --train_steps to train on"
+    is_over = training.schedule in ("cosine", "linear")  # its rate has come to 0
+    way = "begin another run with --start_from" if is_over else "raise --train_steps"
+    return f"the run has reached its last step, {step:,}; {way} to train on"
 
 
 def _find_configs(run: "RunDirectory", options: dict[str, Any]) -> "RunConfigs":

@@ -337,7 +337,7 @@ class Trainer:
         steps = self.checkpoints.steps()
         last = f"the last good checkpoint is step-{steps[-1]}" if steps else "no checkpoint yet"
         raise InputError(
-            f"no gradient was finite in the {bad_steps} updates up to step {self.step}, and "
+            f"the gradient was not finite in {bad_steps} updates in a row, up to step {self.step}; "
             f"{last}; train another run with a lower learning_rate or clip_norm, or raise "
             "max_bad_steps"
         )
