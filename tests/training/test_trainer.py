@@ -239,7 +239,7 @@ def test_metric_that_stalls_stops_run_at_same_step_when_resumed(tmp_path):
 
 def test_run_whose_gradients_stay_non_finite_ends_with_advice(tmp_path):
     run = tiny_run.create(tmp_path, learning_rate=1e30, warmup_steps=1, max_bad_steps=4)
-    message = r"gradient was not finite in [45] updates in a row, up to step 6; .*checkpoint is step-4"
+    message = "gradient was not finite in [45] updates in a row, up to step 6; .*point is step-4"
     with pytest.raises(InputError, match=message):
         train(run, tiny_run.corpus(), show=False)
 
