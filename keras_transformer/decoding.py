@@ -58,15 +58,6 @@ class DecodingState(NamedTuple):
     ancestors: Tensor | None = None
 
 
-def newest_attention(before: DecodingState, after: DecodingState) -> Tensor:
-    """Returns the attention [B, W, S] of a step's tokens, from which translations are aligned.
-
-    Args:
-        before, after: the states before and after the step, with coverage.
-    """
-    return after.coverage - before.coverage  # type: ignore[operator]  # both keep it
-
-
 class StepFunction(Protocol):
     """One decoding step: ids [B, W] int and the state to logits [B, W, V] and the next state.
 

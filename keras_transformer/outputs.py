@@ -52,8 +52,7 @@ class DetailedTranslation(Translation):
     Attributes:
         text, score, alternatives: as in `Translation`.
         tokens: of the translation as text, T with EOS; none for a blank sentence.
-        token_scores: the log-probability of each token in the search, with its
-            repetition penalty; their sum is that of the translation.
+        token_scores: the log-probability of each token, as `SentenceTranslator.score` gives it.
         source_cut: whether the sentence is longer than the model reads; its end is not translated.
         output_cut: whether the translation has as many tokens as it may have: it had to end.
         source_tokens: S with EOS; these and the next two are empty if the model has no attention.

@@ -51,8 +51,8 @@ _XLA = flags.DEFINE_boolean(
     False,
     "Compile the search for single sentences of --xla_lengths with XLA: faster, but each "
     "length takes memory and seconds of warm-up. On a CPU, TensorFlow Serving needs "
-    "--xla_cpu_compilation_enabled. On a machine with a GPU, exports without --details are "
-    "compiled by default; CUDA_VISIBLE_DEVICES=-1 prevents it.",
+    "--xla_cpu_compilation_enabled. On a machine with a GPU, exports are compiled by default; "
+    "CUDA_VISIBLE_DEVICES=-1 prevents it.",
 )
 _PRECISION = flags.DEFINE_enum(
     "precision",
@@ -99,8 +99,6 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
         command_flags.reject_given([*names, "xla_lengths", *search_flags], reason)
     elif not _XLA.value:
         command_flags.reject_given(["xla_lengths"], "needs --xla")
-    else:
-        command_flags.reject_given(["details"], "cannot be combined with --xla")
 
 
 def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, Any]) -> pathlib.Path:

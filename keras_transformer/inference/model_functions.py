@@ -23,7 +23,6 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from keras_transformer.config import (
-    BOS_ID,
     EOS_ID,
     LANGUAGE_CODE,
     PAD_ID,
@@ -103,14 +102,12 @@ class ModelFunctions:
                 f"coverage_penalty={search.coverage_penalty} needs a model with attention; "
                 "set it to 0"
             )
-        if details and xla:
-            raise InputError("details cannot be combined with XLA; remove one of them")
         self.model, self.search, self.task, self.details = model, search, task, details
         self.source_tokenizer = self.target_tokenizer = Tokenizer(source)
         if target.fingerprint != source.fingerprint:
             self.target_tokenizer = Tokenizer(target)
         self.vocabularies = source, target
-        self.xla = (gpu_shapes() if xla is None and not details else xla) or None
+        self.xla = (gpu_shapes() if xla is None else xla) or None
         self._projection: Any = None  # variables
         if stores_projection:
             self._projection = tf.nest.map_structure(
@@ -247,27 +244,22 @@ class ModelFunctions:
             options, answer["options_ignored"] = read_options(
                 columns, self.search, self.target_tokenizer, lengths
             )
-        hypotheses = self.find(source.ids, options, details)
+        hypotheses = self.find(source.ids, options)
         translations = self.finish(hypotheses.ids, source, options.get("prefix"))
         is_blank = (source.lengths == 0)[:, None]  # [B, 1]
+        limits = max_lengths(self._settings(options), tf.cast(lengths, tf.int32))
+        output_cut = (hypotheses.lengths > limits[:, None]) & ~is_blank  # EOS counts in lengths
         if self.marks_cut_outputs:
-            longest = max_lengths(self._settings(options), tf.cast(lengths, tf.int32))
-            is_cut = hypotheses.lengths[:, 0] > longest  # which count EOS
-            answer["best_cut"] = is_cut & ~is_blank[:, 0]
+            answer["best_cut"] = output_cut[:, 0]
         lists = {"translations": translations, "scores": _scores(hypotheses, is_blank)}
         if details:
-            ids = tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids)
-            lists["tokens"] = self.target_tokenizer.pieces(ids)
-            for name, values in hypotheses.details.items():
-                blank = tf.reshape(is_blank, [-1, *[1] * (values.shape.rank - 1)])
-                lists[name] = tf.where(blank, tf.zeros([], values.dtype), values)
-            if "attention" in lists:
+            lists["output_cut"] = output_cut
+            longest = tf.reduce_max(hypotheses.lengths)
+            ids = tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids)[:, :, :longest]
+            lists |= self._details(source.ids, ids, translations)
+            if "attention" in self.names:
                 answer["source_tokens"] = self.source_tokenizer.pieces(source.ids)
                 answer["source_words"] = words_of_tokens(self.source_tokenizer, text, source.ids)
-                texts = tf.reshape(translations, [-1])
-                ids = tf.reshape(ids, [tf.size(texts), tf.shape(ids)[2]])
-                words = words_of_tokens(self.target_tokenizer, texts, ids)
-                lists["target_words"] = tf.reshape(words, tf.shape(hypotheses.ids))
         if self.search.method == "beam" and self.search.num_translations > 1:
             lists = _without_repeats(lists)
         return lists | answer
@@ -282,11 +274,32 @@ class ModelFunctions:
         tokens, surfaces = self.source_tokenizer.tokenize_with_surfaces(text, limit + 1)
         return SourceText(text, with_eos(tokens, limit), surfaces, tokens.row_lengths())
 
+    def _details(self, source: Tensor, ids: Tensor, translations: Tensor) -> dict[str, Tensor]:
+        """Returns the tokens of translations with their scores, attention and words.
+
+        Args:
+            source: ids [B, S].
+            ids: int32 [B, N, L], with EOS, then PAD.
+            translations: string [B, N], the texts of `ids`.
+        """
+        count, length = tf.shape(ids)[1], tf.shape(ids)[2]
+        labels = tf.reshape(ids, [tf.size(translations), length])  # [B * N, L]
+        repeated = tf.repeat(source, count, axis=0)  # [B * N, S]
+        rows = {"token_scores": teacher_forcing.score(self.model, repeated, labels)["token_scores"]}
+        if "attention" in self.names:
+            rows["attention"] = teacher_forcing.attention(self.model, repeated, labels)
+            texts = tf.reshape(translations, [-1])
+            rows["target_words"] = words_of_tokens(self.target_tokenizer, texts, labels)
+        lists = {
+            name: tf.reshape(values, tf.concat([tf.shape(ids), tf.shape(values)[2:]], axis=0))
+            for name, values in rows.items()
+        }
+        return {"tokens": self.target_tokenizer.pieces(ids)} | lists
+
     def find(
         self,
         ids: Tensor,
         options: Mapping[str, Tensor] = MappingProxyType({}),
-        details: bool = False,
         constraints: Sequence[Constraint] = (),
     ) -> Hypotheses:
         """Returns translations of ids [B, S] with EOS, then PAD.
@@ -294,11 +307,10 @@ class ModelFunctions:
         Args:
             ids: of the sentences.
             options: settings of single sentences, by `read_options`.
-            details: whether to return `Hypotheses.details`.
             constraints: the last ones of the search.
         """
-        if options or details or constraints:
-            return self._search(ids, None, options, details, constraints)
+        if options or constraints:
+            return self._search(ids, None, options, constraints)
         return self._shared_search(ids)
 
     def finish(self, ids: Tensor, source: SourceText, prefix: Tensor | None = None) -> Tensor:
@@ -354,7 +366,6 @@ class ModelFunctions:
         ids: Tensor,
         longest: int | None = None,
         options: Mapping[str, Tensor] = MappingProxyType({}),
-        details: bool = False,
         constraints: Sequence[Constraint] = (),
     ) -> Hypotheses:
         """Searches; `longest` is the maximum length of a translation where shapes are fixed."""
@@ -371,20 +382,19 @@ class ModelFunctions:
             max_length_bound=longest,
             constraints=[*rules, *constraints],
             projection=projection,
-            details=details,
         )
 
     def _score(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        ids, shifted, labels, marks = self._read_pair(source, target)
+        ids, labels, marks = self._read_pair(source, target)
         # The end of a target that is cut is not scored, EOS included.
         labels = tf.where(marks["is_cut"][:, None] & (labels == EOS_ID), PAD_ID, labels)
-        return teacher_forcing.score(self.model, ids, shifted, labels) | marks
+        return teacher_forcing.score(self.model, ids, labels) | marks
 
     def _attention(self, source: Tensor, target: Tensor) -> dict[str, Tensor]:
-        ids, shifted, labels, marks = self._read_pair(source, target)
+        ids, labels, marks = self._read_pair(source, target)
         return {
             **marks,
-            "attention": teacher_forcing.attention(self.model, ids, shifted, labels),
+            "attention": teacher_forcing.attention(self.model, ids, labels),
             "source_pieces": self.source_tokenizer.pieces(ids),
             "target_pieces": self.target_tokenizer.pieces(labels),
             "source_words": words_of_tokens(self.source_tokenizer, source, ids),
@@ -393,9 +403,9 @@ class ModelFunctions:
 
     def _read_pair(
         self, source: Tensor, target: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """Returns ids of two texts [B]: the source [B, S], the target [B, T] shifted right, and as
-        labels [B, T]; and marks.
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Returns ids of two texts [B], the source [B, S] and as labels the target [B, T]; and
+        marks.
 
         The marks are "source_cut", bool [B], whether a source is longer than the model reads, and
         "is_cut", bool [B], whether a target is longer than any that search can generate.
@@ -407,12 +417,11 @@ class ModelFunctions:
         longest = limit + self.search.max_extra_length
         target_tokens = self.target_tokenizer.tokenize(target, longest + 1)
         labels = with_eos(target_tokens, longest)
-        shifted = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
         marks = {
             "source_cut": tokens.row_lengths() > limit,
             "is_cut": target_tokens.row_lengths() > longest,
         }
-        return with_eos(tokens, limit), shifted, labels, marks
+        return with_eos(tokens, limit), labels, marks
 
 
 def _has_other_code(text: Tensor, codes: Sequence[str]) -> Tensor:

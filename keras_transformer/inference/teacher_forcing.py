@@ -12,37 +12,34 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import PAD_ID
+from keras_transformer.config import BOS_ID, PAD_ID
 from keras_transformer.decoding import Tensor, TranslationModel
 
 _MAX_VALUES = 1 << 27  # logits and attention weights of a chunk: half a gigabyte in float32
 _NUM_HEADS = 16  # as many as the paper's largest model has
 
 
-def score(
-    model: TranslationModel, source: Tensor, target: Tensor, labels: Tensor
-) -> dict[str, Tensor]:
+def score(model: TranslationModel, source: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Returns the log-probabilities of translations.
 
     Args:
         model: a `TranslationModel`.
         source: ids [B, S].
-        target: ids [B, T], shifted right.
-        labels: ids [B, T], the translations with EOS.
+        labels: ids [B, T], the translations with EOS, then PAD.
 
     Returns:
         "token_scores", float32 [B, T], natural logarithms of the probabilities of the labels,
         0 for padding; "scores", float32 [B], their sums; "lengths", int32 [B], tokens with EOS.
     """
 
-    def log_probs(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:  # [R, T]
-        logits = model.call({"source": source, "target": target}, training=False)
+    def log_probs(source: Tensor, labels: Tensor) -> Tensor:  # [R, T]
+        logits = model.call(_inputs(source, labels), training=False)
         # Never writes the log-probabilities of the whole vocabulary.
         return -tf.nn.sparse_softmax_cross_entropy_with_logits(labels, tf.cast(logits, tf.float32))
 
-    most_rows = _most_rows(model, source, target, model.config.target_size)
+    most_rows = _most_rows(model, source, labels, model.config.target_size)
     none = tf.zeros([0, tf.shape(labels)[1]])
-    token_scores = _map_rows(log_probs, most_rows, none, source, target, labels)
+    token_scores = _map_rows(log_probs, most_rows, none, source, labels)
     is_real = labels != PAD_ID
     token_scores = tf.where(is_real, token_scores, 0.0)
     return {
@@ -52,7 +49,7 @@ def score(
     }
 
 
-def attention(model: Any, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+def attention(model: Any, source: Tensor, labels: Tensor) -> Tensor:
     """Returns the attention of translations to their sources, float32 [B, T, S].
 
     Row t has the weights with which the decoder reads the source to predict label t: the mean of
@@ -60,20 +57,26 @@ def attention(model: Any, source: Tensor, target: Tensor, labels: Tensor) -> Ten
     has `attention`.
     """
 
-    def weights(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:  # [R, T, S]
-        weights = tf.cast(model.attention({"source": source, "target": target}), tf.float32)
+    def weights(source: Tensor, labels: Tensor) -> Tensor:  # [R, T, S]
+        weights = tf.cast(model.attention(_inputs(source, labels)), tf.float32)
         return tf.where((labels != PAD_ID)[:, :, None], weights, 0.0)
 
-    most_rows = _most_rows(model, source, target)
-    none = tf.zeros([0, tf.shape(target)[1], tf.shape(source)[1]])
-    return _map_rows(weights, most_rows, none, source, target, labels)
+    most_rows = _most_rows(model, source, labels)
+    none = tf.zeros([0, tf.shape(labels)[1], tf.shape(source)[1]])
+    return _map_rows(weights, most_rows, none, source, labels)
+
+
+def _inputs(source: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Returns the inputs of a model that predicts the labels."""
+    target = tf.pad(labels[:, :-1], [[0, 0], [1, 0]], constant_values=BOS_ID)
+    return {"source": source, "target": target}
 
 
 def _most_rows(
-    model: TranslationModel, source: Tensor, target: Tensor, vocabulary_size: int = 0
+    model: TranslationModel, source: Tensor, labels: Tensor, vocabulary_size: int = 0
 ) -> Tensor:
     """Returns how many rows may have their logits and attention in memory, at least 1."""
-    source_length, length = (tf.shape(ids, tf.int64)[1] for ids in (source, target))
+    source_length, length = (tf.shape(ids, tf.int64)[1] for ids in (source, labels))
     models = getattr(model, "models", [model])  # of an ensemble
     values_per_pair = max(getattr(model.config, "values_per_pair", 1) for model in models)
     widest = values_per_pair * source_length * length

@@ -42,7 +42,7 @@ class Translator(SentenceTranslator):
         model: a `Seq2SeqModel`, an `Ensemble` or another `TranslationModel`.
         source, target: the vocabularies; without `target`, the source's is that of both sides.
         search: how to search; by default the task's own search, or the paper's.
-        xla: shapes for which XLA compiles the search of sentences without options and details; by
+        xla: shapes for which XLA compiles the search of sentences without options; by
             default six where there is a GPU, see `gpu_shapes`; False for none.
         task: of the model; it may constrain searches and complete their outputs.
         details: whether the functions of an export return what a `DetailedTranslation` has, too.
@@ -52,8 +52,8 @@ class Translator(SentenceTranslator):
         model, source, target, search: as given. An export has none of these five.
 
     Raises:
-        InputError: a coverage penalty needs attention, which the model lacks; details cannot be
-            combined with XLA; or a vocabulary has another size than the model.
+        InputError: a coverage penalty needs attention, which the model lacks; or a vocabulary has
+            another size than the model.
 
     Example:
         >>> translator = Translator(run.load_model(), *run.vocabularies())

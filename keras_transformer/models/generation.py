@@ -27,7 +27,6 @@ def generate(
     source: Any,
     *,
     constraints: Sequence[Constraint] = (),
-    details: bool = False,
     **options: Any,
 ) -> Hypotheses:
     """Returns the hypotheses for source ids [B, S]; arguments as in `Seq2SeqModel.generate`."""
@@ -44,16 +43,14 @@ def generate(
 
     def run(source: Tensor, numbers: dict[str, Tensor]) -> Hypotheses:
         settings = number_settings(search) | numbers
-        return search_model(
-            model, source, search, settings, constraints=constraints, details=details
-        )
+        return search_model(model, source, search, settings, constraints=constraints)
 
     # A graph reads the variables of its first call; `quantize` and `enable_lora` make others.
     variables = tuple(map(id, model.variables))
     if model.generation is None or model.generation.variables != variables:
         model.generation = types.SimpleNamespace(variables=variables, graphs={})
     fixed = sorted((name, value) for name, value in options.items() if name not in numbers)
-    key = (details, *fixed, *numbers)
+    key = (*fixed, *numbers)
     if constraints or key not in model.generation.graphs:
         types_of_numbers = {
             name: tf.TensorSpec([], tensor.dtype) for name, tensor in numbers.items()

@@ -22,7 +22,6 @@ from keras_transformer.decoding import (
     DecodingState,
     StepFunction,
     Tensor,
-    newest_attention,
 )
 from keras_transformer.search import scoring
 from keras_transformer.search.constraints import Constraint, OpenHypotheses, forbid_ids
@@ -51,7 +50,6 @@ def beam_search(
     early_stop: Literal["exact", "current", "first", "narrow"] = "exact",
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
-    details: bool = False,
 ) -> Hypotheses:
     """Finds the best translations with a beam of `beam_size` hypotheses.
 
@@ -89,8 +87,6 @@ def beam_search(
         max_length_bound: the largest value of `max_lengths` (larger ones are cut to it), where
             shapes must be known before the graph runs, as for XLA. L is then `max_length_bound` +
             1; otherwise it is the largest of `max_lengths` + 1.
-        details: whether to return `Hypotheses.details`, which takes memory for L * W * S numbers of
-            a sentence if there is coverage.
 
     Raises:
         InputError: an option is out of range, see `SearchConfig`.
@@ -113,7 +109,6 @@ def beam_search(
         num_finished=num_translations if early_stop == "exact" else beam_size,
         constraints=constraints,
         max_length_bound=max_length_bound,
-        details=details,
     )
     # One empty hypothesis; the others do not exist yet.
     log_probs = tf.where(tf.range(beam_size) == 0, first.log_probs, NOTHING)
@@ -182,13 +177,8 @@ def run_model(spec: SearchSpec, inputs: SentenceInputs, state: State) -> tuple[T
         **state.memory,
     )
     logits, after = spec.step(state.ids, before)
-    history = {}
-    for name, steps in state.history.items():
-        new = state.log_probs if name == "log_probs" else newest_attention(before, after)
-        is_row = tf.reshape(is_now, [-1, *[1] * (new.shape.rank - 1)])  # [L, 1, ...]
-        history[name] = tf.where(is_row, new[:, None], steps)
     memory = {name: getattr(after, name) for name in state.memory}
-    return logits, state._replace(ancestors=ancestors, memory=memory, history=history)
+    return logits, state._replace(ancestors=ancestors, memory=memory)
 
 
 class Rules(NamedTuple):
@@ -324,10 +314,7 @@ def collect_finished(
         parents: int32 [B, any], the hypotheses that end.
     """
     old = state.finished
-    coverage, tokens, ancestors = _gather_parents(
-        (state.memory.get("coverage", ()), state.tokens, state.ancestors if state.history else ()),
-        parents,
-    )
+    coverage, tokens = _gather_parents((state.memory.get("coverage", ()), state.tokens), parents)
     penalty = tf.gather(inputs.length_divisors, state.time + 1, axis=1)  # [B, 1]
     scores = log_probs / penalty
     if "coverage" in state.memory:
@@ -336,7 +323,6 @@ def collect_finished(
         scores=tf.where(is_possible(log_probs), scores, NOTHING),
         log_probs=log_probs,
         tokens=tf.where(spec.positions == state.time, EOS_ID, tokens),
-        ancestors=ancestors,
     )
     both = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=1), old, new)
     _, best = tf.math.top_k(both.scores, old.scores.shape[1])  # ties go to the older one

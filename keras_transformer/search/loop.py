@@ -33,16 +33,12 @@ class Hypotheses(NamedTuple):
         scores: float32 [B, N], log-probability divided by the length penalty; always finite.
         log_probs: float32 [B, N], natural logarithm of the probability; always finite.
         lengths: int32 [B, N], tokens of the translation, EOS included.
-        details: empty unless asked for. "token_scores", float32 [B, N, L], the log-probability of
-            each token; and, if the model's state has coverage, "attention", float32 [B, N, L, S],
-            what each token was predicted from. Both are 0 for padding.
     """
 
     ids: Tensor
     scores: Tensor
     log_probs: Tensor
     lengths: Tensor
-    details: Any = ()
 
 
 class SearchSpec(NamedTuple):
@@ -73,7 +69,6 @@ class Finished(NamedTuple):
     scores: Tensor  # float32 [B, N]
     log_probs: Tensor  # float32 [B, N]
     tokens: Tensor  # int32 [B, N, L], EOS included, then PAD
-    ancestors: Any = ()  # int32 [B, N, L], as in `State`; only with `State.history`
 
 
 class State(NamedTuple):
@@ -90,7 +85,6 @@ class State(NamedTuple):
     memory: dict[str, Any]  # the changing fields of a `DecodingState`: tokens that were read
     constraints: tuple[Any, ...]  # the state of each constraint
     finished: Finished
-    history: dict[str, Tensor]  # [B, L, W, ...], notes of each step for `Hypotheses.details`
 
 
 SearchStep = Callable[[SearchSpec, SentenceInputs, State], State]
@@ -110,7 +104,6 @@ def start_search(
     num_finished: int | None = None,
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
-    details: bool = False,
 ) -> tuple[SearchSpec, SentenceInputs, State]:
     """Makes the constants of a search, and its first state, of W empty hypotheses.
 
@@ -118,7 +111,7 @@ def start_search(
         search: what is the same for all sentences.
         options: what may differ between them: penalties, and parameters of one kind of search.
         num_finished: translations that are kept, W by default.
-        step, state, max_lengths, constraints, max_length_bound, details: as in `beam_search`.
+        step, state, max_lengths, constraints, max_length_bound: as in `beam_search`.
 
     Raises:
         InputError: an option is out of range. Tensors of a graph have no values yet, and pass.
@@ -163,12 +156,6 @@ def start_search(
         capacities=() if max_length_bound is None else kv_cache_capacities(max_length_bound),
         constraints=tuple(constraints),
     )
-    history = {}
-    if details:
-        shape = [batch_size, result_length, num_hypotheses]
-        history["log_probs"] = tf.zeros(shape)
-        if state.coverage is not None:
-            history["attention"] = tf.zeros([*shape, tf.shape(state.coverage)[2]])
 
     def filled(count: int, value: int) -> Tensor:  # [B, count, L]
         tokens = tf.fill([batch_size, count, result_length], value)
@@ -193,9 +180,7 @@ def start_search(
             scores=tf.fill([batch_size, count], NOTHING),
             log_probs=tf.fill([batch_size, count], NOTHING),
             tokens=filled(count, PAD_ID),
-            ancestors=filled(count, -1) if details else (),
         ),
-        history=history,
     )
     return spec, inputs, first
 
@@ -219,44 +204,40 @@ def run_search(
 ) -> Hypotheses:
     """Runs steps until every sentence is done, and returns the best translations."""
     run = _run_in_stages if spec.capacities else _run_on_shrinking_batch
-    return _make_hypotheses(*run(step, spec, inputs, state))
-
-
-# The finished hypotheses and the history of all sentences.
-_Results = tuple[Finished, dict[str, Tensor]]
+    return _make_hypotheses(run(step, spec, inputs, state))
 
 
 def _run_on_shrinking_batch(
     step: SearchStep, spec: SearchSpec, inputs: SentenceInputs, state: State
-) -> _Results:
+) -> Finished:
     """Runs steps; sentences that are done leave the batch and cost no more work."""
     max_time = tf.size(spec.positions)  # only reached if the model's logits are NaN
 
-    def shrink_batch(rows: Tensor, inputs: Any, state: State, results: Any) -> Any:
+    def shrink_batch(rows: Tensor, inputs: Any, state: State, finished: Finished) -> Any:
         # Dropping sentences copies the others, so it waits until a quarter are done.
         state = _run_steps(functools.partial(step, spec, inputs), state, 0.75, max_time)
-        all_rows = tf.range(tf.shape(results[0].scores)[0])
-        results = tf.nest.map_structure(
+        all_rows = tf.range(tf.shape(finished.scores)[0])
+        finished = tf.nest.map_structure(
             lambda old, new: tf.dynamic_stitch([all_rows, rows], [old, new]),
-            results,
-            (state.finished, state.history),
+            finished,
+            state.finished,
         )
         open_rows = tf.where(_is_open(state))[:, 0]
         rows, inputs, state = tf.nest.map_structure(
             lambda leaf: tf.gather(leaf, open_rows) if leaf.shape.rank else leaf,
             (rows, inputs, state),
         )
-        return rows, inputs, state, results
+        return rows, inputs, state, finished
 
     rows = tf.range(tf.shape(state.ids)[0])
-    variables = (rows, inputs, state, (state.finished, state.history))
-    *_, results = tf.while_loop(
+    variables = (rows, inputs, state, state.finished)
+    *_, finished = tf.while_loop(
         lambda rows, inputs, state, _: (tf.shape(rows)[0] > 0) & (state.time < max_time),
         shrink_batch,
         variables,
         shape_invariants=tf.nest.map_structure(_changing_shape, variables),
     )
-    return results
+    return finished
 
 
 def _is_open(state: State) -> Tensor:
@@ -316,7 +297,7 @@ def kv_cache_capacities(max_length_bound: int) -> tuple[int, ...]:
 
 def _run_in_stages(
     step: SearchStep, spec: SearchSpec, inputs: SentenceInputs, state: State
-) -> _Results:
+) -> Finished:
     """Runs within the first capacity, and in the next ones while sentences are open.
 
     Work grows with the capacity, and most sentences finish before the largest is needed.
@@ -324,10 +305,10 @@ def _run_in_stages(
     capacity, *larger = spec.capacities
     state = _run_steps(functools.partial(step, spec, inputs), state, 0.0, capacity)
     if not larger:
-        return state.finished, state.history
+        return state.finished
     missing = (larger[0] - capacity) * spec.num_hypotheses
 
-    def continue_with_more_room() -> _Results:
+    def continue_with_more_room() -> Finished:
         kv_cache = tf.nest.map_structure(
             lambda leaf: tf.pad(leaf, [[0, 0]] * (leaf.shape.rank - 2) + [[0, missing], [0, 0]]),
             state.memory["kv_cache"],
@@ -342,11 +323,11 @@ def _run_in_stages(
     return tf.cond(
         tf.reduce_any(_is_open(state)),
         continue_with_more_room,
-        lambda: (state.finished, state.history),
+        lambda: state.finished,
     )
 
 
-def _make_hypotheses(finished: Finished, history: Mapping[str, Tensor]) -> Hypotheses:
+def _make_hypotheses(finished: Finished) -> Hypotheses:
     """Makes the result of a search, with finite scores for places without a translation."""
     is_there = is_possible(finished.scores)
     ids = tf.where(is_there[..., None], finished.tokens, PAD_ID)
@@ -355,29 +336,4 @@ def _make_hypotheses(finished: Finished, history: Mapping[str, Tensor]) -> Hypot
         scores=tf.where(is_there, finished.scores, NO_SCORE),
         log_probs=tf.where(is_there, finished.log_probs, NO_SCORE),
         lengths=tf.math.count_nonzero(ids != PAD_ID, axis=-1, dtype=tf.int32),
-        details=_trace(history, finished, ids != PAD_ID) if history else (),
     )
-
-
-def _trace(
-    history: Mapping[str, Tensor], finished: Finished, is_token: Tensor
-) -> dict[str, Tensor]:
-    """Makes `Hypotheses.details` of what the steps noted about each translation's ancestors.
-
-    `is_token`, bool [B, N, L], is False for padding.
-    """
-    places = tf.maximum(finished.ancestors, 0)  # -1 after the end
-    places = tf.transpose(places, [0, 2, 1])  # [B, L, N]
-    traced = {
-        name: tf.transpose(
-            tf.gather(notes, places, batch_dims=2), [0, 2, 1, *range(3, notes.shape.rank)]
-        )
-        for name, notes in history.items()
-    }  # [B, N, L, ...]
-    # The steps noted sums: a token's log-probability is what the next step, or the end, has more.
-    before = tf.where(is_token, traced["log_probs"], finished.log_probs[..., None])
-    after = tf.concat([before[..., 1:], finished.log_probs[..., None]], axis=-1)
-    details = {"token_scores": tf.where(is_token, after - before, 0.0)}
-    if "attention" in traced:
-        details["attention"] = tf.where(is_token[..., None], traced["attention"], 0.0)
-    return details

@@ -36,7 +36,6 @@ def search_model(
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
     projection: Any = None,
-    details: bool = False,
 ) -> Hypotheses:
     """Finds translations of source ids, each with EOS, then PAD.
 
@@ -52,46 +51,37 @@ def search_model(
         max_length_bound: the most tokens that any translation may have before EOS, where shapes
             must be known before the graph runs, as for XLA.
         projection: the `projection` of the model's states, if a caller has it.
-        details: whether to return `Hypotheses.details`, and among them "output_cut", bool [B, N]:
-            whether a translation has as many tokens as it may have, after which EOS is forced.
     """
     lengths = tf.math.count_nonzero(source, axis=1, dtype=tf.int32) - 1  # [B], without EOS
-    longest = max_lengths(settings, lengths)
     is_beam = search.method == "beam"
     state = model.encode(
         source,
         num_hypotheses=search.beam_size if is_beam else search.num_translations,
         capacity=None if max_length_bound is None else kv_cache_capacities(max_length_bound)[0],
-        coverage=details or "coverage_penalty" in settings,  # whose steps are the attention
+        coverage="coverage_penalty" in settings,
     )
     if projection is not None:
         state = state._replace(projection=projection)
     arguments = dict(
-        max_lengths=longest,
+        max_lengths=max_lengths(settings, lengths),
         num_translations=search.num_translations,
         length_penalty=settings["length_penalty"],
         length_penalty_form=search.length_penalty_form,
         coverage_penalty=settings.get("coverage_penalty", 0.0),
         constraints=[*make_constraints(settings, search, space_ids), *constraints],
         max_length_bound=max_length_bound,
-        details=details,
     )
     if is_beam:
-        hypotheses = beam_search(
+        return beam_search(
             model.step, state, beam_size=search.beam_size, early_stop=search.early_stop, **arguments
         )
-    else:
-        hypotheses = sample(
-            model.step,
-            state,
-            seed=sentence_seeds(settings["seed"], source),
-            **{name: settings[name] for name in ("temperature", "top_k", "top_p")},
-            **arguments,
-        )
-    if details:
-        output_cut = hypotheses.lengths > longest[:, None]  # EOS counts in lengths
-        return hypotheses._replace(details=hypotheses.details | {"output_cut": output_cut})
-    return hypotheses
+    return sample(
+        model.step,
+        state,
+        seed=sentence_seeds(settings["seed"], source),
+        **{name: settings[name] for name in ("temperature", "top_k", "top_p")},
+        **arguments,
+    )
 
 
 def number_settings(search: SearchConfig) -> dict[str, Any]:

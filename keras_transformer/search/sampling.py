@@ -66,8 +66,8 @@ def sample(
             correlated; `sentence_seeds` gives each its own seed.
         length_penalty: as in `beam_search`, but 0 by default.
         length_penalty_form, coverage_penalty: as in `beam_search`.
-        **arguments: as in `beam_search`: `max_lengths`, and optionally `constraints`,
-            `max_length_bound` and `details`.
+        **arguments: as in `beam_search`: `max_lengths`, and optionally `constraints`
+            and `max_length_bound`.
 
     Raises:
         InputError: an option is out of range, see `SearchConfig`.

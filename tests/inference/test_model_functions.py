@@ -8,7 +8,6 @@ import tensorflow as tf
 from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference import XlaShapes
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer, build_model
 
@@ -211,11 +210,6 @@ def test_attention_needs_all_models_to_have_it(two_best, wrap):
     with pytest.raises(InputError, match=r"coverage_penalty=0\.2 needs a model with attention"):
         search = two_best.search.replace(coverage_penalty=0.2)
         Translator(wrapped, two_best.source, two_best.target, search)
-
-
-def test_details_cannot_be_combined_with_xla(trained):
-    with pytest.raises(InputError, match="details cannot be combined with XLA"):
-        Translator(*trained, xla=XlaShapes((1,), (8,)), details=True)
 
 
 @pytest.mark.slow

@@ -6,13 +6,11 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from plain_search import Request, arguments, assert_same, columns, tokens_of, with_constraints
+from plain_search import Request, arguments, assert_same, columns, with_constraints
 from table_model import TableModel
 
 from keras_transformer.decoding import DecodingState
 from keras_transformer.search import MinLength, beam_search, sample
-
-SENTENCES = 60
 
 SEARCHES = {
     "greedy": functools.partial(beam_search, beam_size=1),
@@ -26,31 +24,6 @@ every_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES
 
 def width_of(search):
     return search.keywords.get("beam_size") or search.keywords["num_translations"]
-
-
-@pytest.mark.slow
-@every_search
-def test_details_are_what_the_model_gave_each_token(search):
-    requests = [Request(limit=2 + row % 7) for row in range(SENTENCES)]  # they end at all times
-    model = TableModel(
-        sentences=SENTENCES, vocabulary_size=12, seed=3, end_bias=1.0, source_length=5
-    )
-    state = model.state(range(SENTENCES), width_of(search))
-    found = search(model.step, state, details=True, **arguments(requests))
-    without = search(model.step, state, **arguments(requests))
-    np.testing.assert_array_equal(found.ids, without.ids)
-    assert without.details == ()
-    scores, attention = (np.asarray(found.details[each]) for each in ("token_scores", "attention"))
-    for row, place in np.ndindex(*found.scores.shape):
-        tokens = tokens_of(found, row, place)
-        for index, token in enumerate(tokens):
-            logits = model.logits(row, tokens[:index])
-            expected = logits[token] - np.log(np.exp(logits).sum())
-            assert scores[row, place, index] == pytest.approx(expected, abs=1e-4)
-            paid = model.coverage(row, tokens[: index + 1]) - model.coverage(row, tokens[:index])
-            np.testing.assert_allclose(attention[row, place, index], paid, atol=1e-5)
-        assert not scores[row, place, len(tokens) :].any()
-        assert not attention[row, place, len(tokens) :].any()
 
 
 @every_search
@@ -133,7 +106,7 @@ def test_xla_compiles_a_search_with_every_constraint(name):
     def translate(rows, tensors):
         state = DecodingState(context=rows, coverage=tf.fill([3, width, 4], 0.1))
         constraints = with_constraints(tensors)
-        return search(step, state, max_length_bound=8, details=True, **constraints)
+        return search(step, state, max_length_bound=8, **constraints)
 
     rows, tensors = tf.range(3), columns(REQUESTS, everything=True)
     expected = translate(rows, tensors)
