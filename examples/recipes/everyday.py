@@ -22,7 +22,7 @@ ITEMS = {
     "www.tatoeba.org github.com/keras-team/keras https://example.org/a/b.html info@example.com "
     "jane.doe@mail.example.org bob_99@uni-berlin.de support@shop.co.uk mail.google.com "
     "https://news.example.com/2024/11/28 ftp.example.net https://docs.python.org/3/",
-    "other scripts": "😀 🙏🏽 ❤ Москва Владимир Ольга Αθήνα 東京 北京 ひらがな 서울 القاهرة "
+    "other_scripts": "😀 🙏🏽 ❤ Москва Владимир Ольга Αθήνα 東京 北京 ひらがな 서울 القاهرة "
     "ירושלים Dvořák Łódź Þórr Nguyễn Xhosa Kwame Oyelaran",
 }
 SENTENCES = (
@@ -43,8 +43,8 @@ def without_end(text: str) -> str:
 CHANGES = {
     "plain": str,
     "capitals": str.upper,
-    "no punctuation": without_end,
-    "capitals, no punctuation": lambda text: without_end(text).upper(),
+    "no_punctuation": without_end,
+    "capitals_no_punctuation": lambda text: without_end(text).upper(),
 }
 
 
