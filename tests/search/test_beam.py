@@ -128,6 +128,8 @@ def test_exact_search_stops_when_no_open_hypothesis_can_win():
         # log(0.4) = -0.92 loses to log(0.6 * 0.99) / (7/6) = -0.45, or to -0.52 without a penalty.
         ((0.4, 0.99), 1.0, "gnmt", "exact", None),
         ((0.4, 0.99), 0.0, "gnmt", "exact", None),
+        # log(0.51) = -0.67 beats log(0.49) = -0.71, and loses to log(0.49 * 0.99) / (7/6) = -0.62.
+        ((0.51, 0.99), 1.0, "gnmt", "exact", None),
         # After two steps log(0.5 * 0.9) / 2 = -0.40 and log(0.5) / 1 = -0.69 have finished. The
         # best open hypothesis has log(0.5 * 0.1) / 2 = -1.50, but might end with log(0.05) / 31.
         ((0.5, 0.9), 1.0, "power", "current", 2),
