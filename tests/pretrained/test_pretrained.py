@@ -1,6 +1,8 @@
 """Models that come with the package: packed in half precision, loaded by name without a network."""
 
 import json
+import pathlib
+import runpy
 import socket
 
 import numpy as np
@@ -14,6 +16,7 @@ from keras_transformer.serving.export import describe_run
 from keras_transformer.training.run import RunDirectory
 
 _MOST_BYTES = 8_000_000
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +113,18 @@ def test_shipped_model_is_small_has_a_card_and_translates(name):
     assert sum(path.stat().st_size for path in folder.iterdir()) <= _MOST_BYTES
     assert "licen" in (folder / "README.md").read_text("utf-8").lower()
     assert Translator.load(name).translate("Good morning.").text.strip()
+
+
+@pytest.mark.slow
+def test_shipped_model_takes_what_people_type():
+    program = runpy.run_path(str(_ROOT / "examples" / "recipes" / "everyday.py"))
+    translator = Translator.load("en-de")
+    least = {"numbers": 0.9, "addresses": 0.1, "other_scripts": 0.8}
+    for kind, items in program["ITEMS"].items():
+        assert program["share_kept"](translator, items.split()) >= least[kind], kind
+    capitals = translator.translate(["THE TRAIN IS LATE.", "I like dogs 😀", "2024", "…"])
+    assert [each.text for each in capitals[1:]] == ["Ich mag Hunde 😀", "2024", "…"]
+    assert capitals[0].text.startswith("DER ZUG ")
 
 
 def test_invisible_characters_do_not_change_a_translation():
