@@ -52,8 +52,8 @@ def share_kept(translator: Translator, items: list[str]) -> float:
     """Returns the share of translations that have the item of their source."""
     pairs = [(sentence.format(item), item) for item in items for sentence in SENTENCES]
     translations = translator.translate([line for line, _ in pairs])
-    kept = [item in each.text for each, (_, item) in zip(translations, pairs, strict=True)]
-    return sum(kept) / len(kept)
+    are_copied = [item in each.text for each, (_, item) in zip(translations, pairs, strict=True)]
+    return sum(are_copied) / len(are_copied)
 
 
 def main(name: str, test: str) -> None:

@@ -46,8 +46,8 @@ class GrowingSlots(NamedTuple):
         return GrowingSlots(ops.concatenate([self.entries, new], axis=2))
 
     def seen(self, x: Tensor, first: Tensor | int, count: int) -> Tensor:
-        """Returns what a window sees of x [B, ., S, ...], slots or tokens: `count` of them from
-        `first`, which here are the last ones, or all if there are fewer.
+        """Returns the entries within a window of x [B, ., S, ...], whose third axis has slots or
+        tokens: `count` entries from the number `first`, here the last ones, or all if fewer.
         """
         return x[:, :, -count:] if count else x[:, :, :0]
 
@@ -66,7 +66,7 @@ class FixedSlots(NamedTuple):
         return FixedSlots(ops.slice_update(self.entries, (0, 0, time * new.shape[2], 0), new))
 
     def seen(self, x: Tensor, first: Tensor | int, count: int) -> Tensor:
-        """Returns what a window sees of x [B, ., S, ...], see `GrowingSlots.seen`."""
+        """Returns the entries within a window of x [B, ., S, ...], see `GrowingSlots.seen`."""
         if x.shape[2] <= count:
             return x
         rest = x.shape[3:]

@@ -92,8 +92,8 @@ class WindowedSelfAttention(SelfAttention):
         keys, values = (
             slots.seen(slots.entries, first * num_hypotheses, size) for slots in kv_cache
         )
-        kept = (slots.forget(self.reach * num_hypotheses) for slots in kv_cache)
-        return keys, values, first, KVCache(*kept)
+        remaining = (slots.forget(self.reach * num_hypotheses) for slots in kv_cache)
+        return keys, values, first, KVCache(*remaining)
 
 
 def in_band(distances: Tensor, reach: int, causal: bool) -> Tensor:
