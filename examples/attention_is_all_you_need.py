@@ -8,7 +8,7 @@ cache, in the order of the paper. Text and vocabulary come from `keras_transform
     python examples/attention_is_all_you_need.py --multi30k=data/multi30k  # captions
 
 Shapes: B sentences, S source tokens, T target tokens, D model dimension, H heads, K = D / H,
-V vocabulary, W hypotheses of the beam.
+V vocabulary, W hypotheses of the beam. A decoder layer's memory: keys and values of the encoder.
 """
 
 import argparse
@@ -44,16 +44,16 @@ class MultiHeadAttention(layers.Layer):
         x = ops.reshape(x, (-1, ops.shape(x)[1], self.num_heads, self.key_dim))
         return ops.transpose(x, (0, 2, 1, 3))
 
-    def keys_and_values(self, memory):
-        """Projects what is attended to, [B, S, D], to keys and values [B, H, S, K]."""
-        return self.split_heads(self.key(memory)), self.split_heads(self.value(memory))
+    def keys_and_values(self, x):
+        """Projects the vectors to attend to, x [B, S, D], to keys and values [B, H, S, K]."""
+        return self.split_heads(self.key(x)), self.split_heads(self.value(x))
 
     def call(self, x, keys, values, attention_mask=None):
         """softmax(Q K^T / sqrt(d_k)) V (equation 1), for queries from x [B, T, D].
 
         The mask broadcasts to [B, H, T, S] and is True where a query may attend.
         """
-        query = self.split_heads(self.query(x))  # [B, H, T, K]
+        query = self.split_heads(self.query(x))
         scores = ops.matmul(query, ops.swapaxes(keys, 2, 3)) / math.sqrt(self.key_dim)
         if attention_mask is not None:
             scores = ops.where(attention_mask, scores, -1e9)  # [B, H, T, S]
@@ -62,8 +62,8 @@ class MultiHeadAttention(layers.Layer):
         return self.output_projection(merged)
 
 
-class Residual(layers.Layer):
-    """LayerNorm(x + Dropout(Sublayer(x))), around each sub-layer (3.1, 5.4)."""
+class AddAndNorm(layers.Layer):
+    """LayerNorm(x + Dropout(Sublayer(x))), after each sub-layer (3.1, 5.4, Figure 1)."""
 
     def __init__(self, dropout, **kwargs):
         super().__init__(**kwargs)
@@ -80,18 +80,18 @@ def feed_forward(model_dim, inner_dim):
 
 
 class EncoderLayer(layers.Layer):
-    """Self-attention and feed-forward, each in a residual connection (3.1)."""
+    """Self-attention and feed-forward, each with a residual connection around it (3.1)."""
 
     def __init__(self, model_dim, inner_dim, num_heads, dropout, **kwargs):
         super().__init__(**kwargs)
         self.attention = MultiHeadAttention(model_dim, num_heads)
         self.feed_forward = feed_forward(model_dim, inner_dim)
-        self.residuals = [Residual(dropout) for _ in range(2)]
+        self.add_and_norms = [AddAndNorm(dropout) for _ in range(2)]
 
     def call(self, x, attention_mask, training=None):
         attended = self.attention(x, *self.attention.keys_and_values(x), attention_mask)
-        x = self.residuals[0](x, attended, training=training)
-        return self.residuals[1](x, self.feed_forward(x), training=training)
+        x = self.add_and_norms[0](x, attended, training=training)
+        return self.add_and_norms[1](x, self.feed_forward(x), training=training)
 
 
 class DecoderLayer(layers.Layer):
@@ -102,23 +102,23 @@ class DecoderLayer(layers.Layer):
         self.attention = MultiHeadAttention(model_dim, num_heads)
         self.cross_attention = MultiHeadAttention(model_dim, num_heads)
         self.feed_forward = feed_forward(model_dim, inner_dim)
-        self.residuals = [Residual(dropout) for _ in range(3)]
+        self.add_and_norms = [AddAndNorm(dropout) for _ in range(3)]
 
     def call(self, x, memory, memory_mask, causal_mask=None, cache=None, training=None):
         """Returns the output [B, T, D] and the cache: keys and values of all tokens so far.
 
         In training x has all tokens, and the causal mask hides those to the right. In a search x
-        has the newest token alone; keys and values of those before it are in the cache.
+        has the newest token alone; keys and values of those before it come from the cache.
         """
         keys, values = self.attention.keys_and_values(x)
         if cache is not None:
             keys = ops.concatenate([cache[0], keys], axis=2)
             values = ops.concatenate([cache[1], values], axis=2)
         attended = self.attention(x, keys, values, causal_mask)
-        x = self.residuals[0](x, attended, training=training)
+        x = self.add_and_norms[0](x, attended, training=training)
         attended = self.cross_attention(x, *memory, memory_mask)
-        x = self.residuals[1](x, attended, training=training)
-        return self.residuals[2](x, self.feed_forward(x), training=training), (keys, values)
+        x = self.add_and_norms[1](x, attended, training=training)
+        return self.add_and_norms[2](x, self.feed_forward(x), training=training), (keys, values)
 
 
 def positional_encoding(positions, model_dim):
@@ -150,32 +150,32 @@ class Transformer(keras.Model):
         return self.dropout(x, training=training)
 
     def encode(self, source, training=None):
-        """Returns for each decoder layer the keys and values of the memory, and the mask."""
+        """Returns the memory of each decoder layer, and the mask that hides padding from it."""
         mask = ops.not_equal(source, PAD_ID)[:, None, None, :]  # [B, 1, 1, S]
         x = self.embed(source, training=training)
         for layer in self.encoder:
             x = layer(x, mask, training=training)
         return [layer.cross_attention.keys_and_values(x) for layer in self.decoder], mask
 
-    def decode(self, target, memory, memory_mask, caches=None, training=None):
+    def decode(self, target, memories, memory_mask, caches=None, training=None):
         """Returns the logits [B, T, V] of the tokens after those of `target`, and the caches."""
-        length = ops.shape(target)[1]
-        time, causal_mask = 0, None
+        num_cached, causal_mask = 0, None
         if caches is None:
-            causal_mask = ops.arange(length)[:, None] >= ops.arange(length)  # [T, T]
+            positions = ops.arange(ops.shape(target)[1])
+            causal_mask = positions[:, None] >= positions  # [T, T]; hides padding, which is last
             caches = [None] * len(self.decoder)
         else:
-            time = ops.shape(caches[0][0])[2]  # tokens that were read before
-        x = self.embed(target, time, training=training)
+            num_cached = ops.shape(caches[0][0])[2]
+        x = self.embed(target, num_cached, training=training)
         new_caches = []
-        for layer, keys_and_values, cache in zip(self.decoder, memory, caches, strict=True):
-            x, cache = layer(x, keys_and_values, memory_mask, causal_mask, cache, training=training)
+        for layer, memory, cache in zip(self.decoder, memories, caches, strict=True):
+            x, cache = layer(x, memory, memory_mask, causal_mask, cache, training=training)
             new_caches.append(cache)
         return ops.matmul(x, ops.transpose(self.embedding.embeddings)), new_caches
 
     def call(self, inputs, training=None):
-        memory, mask = self.encode(inputs["source"], training=training)
-        return self.decode(inputs["target"], memory, mask, training=training)[0]
+        memories, mask = self.encode(inputs["source"], training=training)
+        return self.decode(inputs["target"], memories, mask, training=training)[0]
 
 
 # Training (5)
@@ -198,10 +198,10 @@ def smoothed_cross_entropy(labels, logits, smoothing=0.1):
     The label has 1 - smoothing of the probability; all V tokens share the rest.
     """
     log_probs = ops.log_softmax(logits)  # [B, T, V]
-    of_labels = ops.take_along_axis(log_probs, ops.cast(labels, "int32")[..., None], axis=-1)
-    losses = -(1 - smoothing) * of_labels[..., 0] - smoothing * ops.mean(log_probs, axis=-1)
-    real = ops.cast(ops.not_equal(labels, PAD_ID), losses.dtype)  # [B, T]
-    return ops.sum(losses * real) / ops.sum(real)
+    of_label = ops.take_along_axis(log_probs, ops.cast(labels, "int32")[..., None], axis=-1)
+    losses = -(1 - smoothing) * of_label[..., 0] - smoothing * ops.mean(log_probs, axis=-1)
+    weights = ops.cast(ops.not_equal(labels, PAD_ID), losses.dtype)  # [B, T], 0 for padding
+    return ops.sum(losses * weights) / ops.sum(weights)
 
 
 # Search (6.1)
@@ -209,34 +209,33 @@ def smoothed_cross_entropy(labels, logits, smoothing=0.1):
 
 def greedy_search(model, source, max_length):
     """Returns the most probable token after all before it: ids [B, at most max_length]."""
-    memory, mask = model.encode(source)
-    ids, caches = np.full((len(source), 1), BOS_ID), None
-    found = np.zeros((len(source), 0), int)
-    while found.shape[1] < max_length and not (found == EOS_ID).any(axis=1).all():
-        logits, caches = model.decode(ids, memory, mask, caches)
-        ids = ops.convert_to_numpy(ops.argmax(logits, axis=-1))  # [B, 1]
-        found = np.concatenate([found, ids], axis=1)
-    return found
+    memories, mask = model.encode(source)
+    newest, caches = np.full((len(source), 1), BOS_ID), None
+    ids = np.zeros((len(source), 0), int)
+    while ids.shape[1] < max_length and not (ids == EOS_ID).any(axis=1).all():
+        logits, caches = model.decode(newest, memories, mask, caches)
+        newest = ops.convert_to_numpy(ops.argmax(logits, axis=-1))  # [B, 1]
+        ids = np.concatenate([ids, newest], axis=1)
+    return ids
 
 
 def beam_search(model, source, max_length, beam_size=4, alpha=0.6):
     """Returns the ids of the best translation of each sentence, EOS included.
 
-    The score is log P(Y) / ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14).
+    Its score is log P(Y) / ((5 + length) / 6)^alpha (Wu et al. 2016, equation 14).
     """
     num_sentences = len(source)
-    memory, mask = model.encode(source)
+    penalties = ((5 + np.arange(max_length + 1)) / 6) ** alpha  # by length
     for_beam = functools.partial(ops.repeat, repeats=beam_size, axis=0)  # [B * W, ...]
-    memory, mask = keras.tree.map_structure(for_beam, (memory, mask))
-    caches, ids = None, np.full((num_sentences * beam_size, 1), BOS_ID)
+    memories, mask = keras.tree.map_structure(for_beam, model.encode(source))
+    caches, newest = None, np.full((num_sentences * beam_size, 1), BOS_ID)
     log_probs = np.full((num_sentences, beam_size), -np.inf)
     log_probs[:, 0] = 0.0  # all hypotheses are the same at first
-    tokens = np.zeros((num_sentences, beam_size, 0), int)
-    best_scores, best = np.full(num_sentences, -np.inf), [np.array([EOS_ID])] * num_sentences
-    penalty = lambda length: ((5 + length) / 6) ** alpha  # noqa: E731
+    ids = np.zeros((num_sentences, beam_size, 0), int)
+    best_scores, best_ids = np.full(num_sentences, -np.inf), [np.array([EOS_ID])] * num_sentences
 
     for length in range(1, max_length + 1):
-        logits, caches = model.decode(ids, memory, mask, caches)
+        logits, caches = model.decode(newest, memories, mask, caches)
         next_log_probs = ops.convert_to_numpy(ops.log_softmax(logits[:, -1]))  # [B * W, V]
         next_log_probs = next_log_probs.reshape(num_sentences, beam_size, -1).copy()
         next_log_probs[..., [PAD_ID, BOS_ID]] = -np.inf  # never written
@@ -246,24 +245,25 @@ def beam_search(model, source, max_length, beam_size=4, alpha=0.6):
         all_log_probs = (log_probs[..., None] + next_log_probs).reshape(num_sentences, -1)
         order = np.argsort(-all_log_probs, axis=1, kind="stable")[:, : 2 * beam_size]
         parents, new = np.divmod(order, next_log_probs.shape[-1])  # [B, 2 W]
-        top = np.take_along_axis(all_log_probs, order, axis=1)
+        top_log_probs = np.take_along_axis(all_log_probs, order, axis=1)
 
         for sentence, rank in zip(*np.nonzero(new[:, :beam_size] == EOS_ID), strict=True):
-            if (score := top[sentence, rank] / penalty(length)) > best_scores[sentence]:
+            score = top_log_probs[sentence, rank] / penalties[length]
+            if score > best_scores[sentence]:
                 best_scores[sentence] = score
-                best[sentence] = np.append(tokens[sentence, parents[sentence, rank]], EOS_ID)
+                best_ids[sentence] = np.append(ids[sentence, parents[sentence, rank]], EOS_ID)
 
         open_ranks = np.argsort(new == EOS_ID, axis=1, kind="stable")[:, :beam_size]
-        log_probs = np.take_along_axis(top, open_ranks, axis=1)
+        log_probs = np.take_along_axis(top_log_probs, open_ranks, axis=1)
         parents, new = (np.take_along_axis(each, open_ranks, axis=1) for each in (parents, new))
-        if (log_probs[:, 0] / penalty(max_length) <= best_scores).all():
+        if (log_probs[:, 0] / penalties[max_length] <= best_scores).all():
             break  # no open hypothesis can win any more
-        tokens = np.take_along_axis(tokens, parents[..., None], axis=1)
-        tokens = np.concatenate([tokens, new[..., None]], axis=2)
+        ids = np.take_along_axis(ids, parents[..., None], axis=1)
+        ids = np.concatenate([ids, new[..., None]], axis=2)
         rows = (np.arange(num_sentences)[:, None] * beam_size + parents).reshape(-1)
         caches = keras.tree.map_structure(functools.partial(ops.take, indices=rows, axis=0), caches)
-        ids = new.reshape(-1, 1)
-    return best
+        newest = new.reshape(-1, 1)
+    return best_ids
 
 
 def main():
@@ -275,8 +275,8 @@ def main():
         train, test = (DatasetSplit(name="number_names/en-de", split=s) for s in ("train", "test"))
         vocabulary_size, num_layers, warmup_steps, epochs = 200, 2, 200, 3
     else:
-        files = (f"{folder}/train", f"{folder}/test_2016_flickr")
-        train, test = (FilePair(f"{file}.en", f"{file}.de") for file in files)
+        names = "train", "test_2016_flickr"
+        train, test = (FilePair(f"{folder}/{name}.en", f"{folder}/{name}.de") for name in names)
         vocabulary_size, num_layers, warmup_steps, epochs = 8000, 4, 2000, 30
     texts = (text for pair in train for text in pair)
     vocabulary = learn_vocabulary(texts, size=vocabulary_size)

@@ -70,7 +70,7 @@ def weights_of(layer):
     all_three = joined(attention.query, attention.key, attention.value)
     yield "self_attention/query_key_value/kernel", all_three
     yield "self_attention/output/kernel", attention.output_projection.kernel
-    if len(layer.residuals) == 3:
+    if len(layer.add_and_norms) == 3:
         sublayers.insert(1, "cross_attention")
         cross = layer.cross_attention
         yield "cross_attention/query/kernel", cross.query.kernel
@@ -79,9 +79,9 @@ def weights_of(layer):
     for name, dense in (("inner", inner), ("outer", outer)):
         yield f"feed_forward/{name}/kernel", dense.kernel
         yield f"feed_forward/{name}/bias", dense.bias
-    for name, residual in zip(sublayers, layer.residuals, strict=True):
-        yield f"{name}_norm/gain", residual.norm.gamma
-        yield f"{name}_norm/bias", residual.norm.beta
+    for name, add_and_norm in zip(sublayers, layer.add_and_norms, strict=True):
+        yield f"{name}_norm/gain", add_and_norm.norm.gamma
+        yield f"{name}_norm/bias", add_and_norm.norm.beta
 
 
 def test_logits_and_loss_are_equal(example, model, same, pairs, vocabulary):
