@@ -63,24 +63,28 @@ def print_warnings() -> None:
 def find_checkpoints() -> "Iterator[list[tuple[RunDirectory, str]]]":
     """Yields the runs of --run_dir with the full names of their checkpoints: one model each.
 
-    --model becomes a temporary run, whose notes are printed on standard error.
+    Another toolkit's --model becomes a temporary run, whose notes are printed on standard error.
 
     Raises:
         InputError: there is no such run or model, or no checkpoint that --checkpoint could mean. A
             step or average that is missing is reported when it is loaded.
     """
-    from keras_transformer.training.run import RunDirectory
+    from keras_transformer.training.run import RunDirectory, is_packaged
 
+    model = flags.FLAGS.model
     with tempfile.TemporaryDirectory() as folder:
-        if flags.FLAGS.model is not None:
-            from keras_transformer.loading import find_model
-
-            named = find_model(flags.FLAGS.model)
-            for note in named.notes:
-                print(note, file=sys.stderr)
-            runs = [named.write_run(pathlib.Path(folder) / "run")]
+        if model is None:
+            runs = [RunDirectory(path) for path in flags.FLAGS.run_dir.split(",")]
+        elif is_packaged(model):
+            runs = [RunDirectory.of_checkpoint(model)[0]]
         else:
-            runs = [RunDirectory(path) for path in (flags.FLAGS.run_dir or "").split(",") if path]
+            from keras_transformer.interop import import_run
+            from keras_transformer.loading import read_named
+
+            foreign = read_named(model)
+            for note in foreign.notes:
+                print(note, file=sys.stderr)
+            runs = [import_run(foreign, pathlib.Path(folder) / "run")]
         for run in runs:
             run.configs()  # raises where there is no run
         names = flags.FLAGS.checkpoint.split(",")

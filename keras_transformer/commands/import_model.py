@@ -60,18 +60,19 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.interop import import_run, read_model
     from keras_transformer.interop.foreign import ImportOptions
-    from keras_transformer.loading import find_model, is_pretrained
-    from keras_transformer.training.run import RunDirectory
+    from keras_transformer.training.run import RunDirectory, is_packaged
 
-    RunDirectory(_RUN_DIR.value).check_is_new()  # before a download
-    if is_pretrained(_MODEL.value):
+    run = RunDirectory(_RUN_DIR.value)
+    run.check_is_new()  # before a download
+    if is_packaged(_MODEL.value):
         names = ["format", "revision", "source_spm", "source_vocabulary", "num_heads"]
         command_flags.reject_given(names, "is not for models of the package")
-        run = find_model(_MODEL.value).write_run(_RUN_DIR.value)
+        origin, _ = RunDirectory.of_checkpoint(_MODEL.value)
+        run.write(origin.configs(), *origin.vocabularies(), origin.load_model())
     else:
         options = ImportOptions(vocabularies, spms, _NUM_HEADS.value)
         model = read_model(_MODEL.value, _FORMAT.value, options, _REVISION.value)
-        run = import_run(model, _RUN_DIR.value)
+        import_run(model, _RUN_DIR.value)
         sizes = " and ".join(f"{vocabulary.size:,}" for vocabulary in model.vocabularies)
         print(f"A model of {model.origin['format']} with {sizes} tokens.")
         for note in model.notes:

@@ -11,8 +11,7 @@ metrics.jsonl       one JSON object every `log_steps` updates and at each checkp
 tensorboard/        on request
 
 `prepare_run` creates a run from text, or takes changed settings, and returns its tokenized text;
-the head of `trainer.py` says what follows. The folder of a model that comes with the package is
-read as a run too: it has weights.safetensors instead of checkpoints.
+the head of `trainer.py` says what follows. A model that comes with the package is a run too.
 """
 
 import contextlib
@@ -24,7 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import filelock
-import safetensors.numpy
 import tensorflow as tf
 from typing_extensions import Self
 
@@ -33,7 +31,7 @@ from keras_transformer.errors import InputError, NotRegisteredError, writing
 from keras_transformer.files import Path, local_path, write_atomically
 from keras_transformer.models import Seq2SeqModel, build_model
 from keras_transformer.text import Vocabulary
-from keras_transformer.training.checkpoints import AVERAGE, START, Checkpoints, assign, by_name
+from keras_transformer.training.checkpoints import AVERAGE, START, Checkpoints
 from keras_transformer.training.distribution import auto_precision, wait_for_workers, worker_index
 from keras_transformer.training.optimizer import freeze
 from keras_transformer.training.prepare import (
@@ -54,7 +52,6 @@ from keras_transformer.training.settings import (
 # Files of source and of target sentences, or one file with both sides.
 TextFiles = Path | Sequence[Path]
 PRETRAINED = pathlib.Path(__file__).parents[1] / "pretrained"  # the models of the package
-_PACKED = "weights.safetensors"
 
 
 class RunDirectory:
@@ -120,7 +117,7 @@ class RunDirectory:
 
         The name of a model of the package stands for that model; "./en-de" is a folder.
         """
-        if _is_packaged(path):
+        if is_packaged(path):
             return cls(PRETRAINED / path), "auto"
         where = local_path(path)
         if where.parent.name == "checkpoints" and not (where / "config.json").is_file():
@@ -264,9 +261,9 @@ class RunDirectory:
                 with: truncated, or copied from another run.
         """
         with self._config() as values:
-            fingerprints = dict(values.get("vocabularies", {}))  # none in a model of the package
+            fingerprints = dict(values["vocabularies"])
         source, target = self._vocabulary_paths
-        has_two = target.name in fingerprints if fingerprints else target.exists()
+        has_two = target.name in fingerprints
         vocabularies = []
         for path in (source, target) if has_two else (source,):
             vocabularies.append(Vocabulary.load(path))
@@ -302,11 +299,7 @@ class RunDirectory:
             InputError: there is no such run or checkpoint, or it is damaged.
         """
         model = build_model(self.configs().model, dtype=dtype)
-        packed = self.path / _PACKED
-        if packed.is_file():
-            assign(by_name(model, model.weights), safetensors.numpy.load_file(packed), packed)
-        else:
-            self.checkpoints().restore(model, checkpoint)
+        self.checkpoints().restore(model, checkpoint)
         return model
 
     def is_stalled(self, step: int) -> bool:
@@ -369,11 +362,17 @@ class RunDirectory:
 
 def start_path(start_from: Path) -> str:
     """Returns the absolute path of a run or checkpoint, or the name of a model of the package."""
-    return str(start_from if _is_packaged(start_from) else local_path(start_from).resolve())
+    return str(start_from if is_packaged(start_from) else local_path(start_from).resolve())
 
 
-def _is_packaged(path: Path) -> bool:
-    return (PRETRAINED / path / _PACKED).is_file() and isinstance(path, str) and "/" not in path
+def packaged_models() -> list[str]:
+    """Returns the names of the models in the package."""
+    return sorted(path.parent.name for path in PRETRAINED.glob("*/config.json"))
+
+
+def is_packaged(name: Path) -> bool:
+    """Whether this is the name of a model in the package; "./en-de" is a folder."""
+    return isinstance(name, str) and name in packaged_models()
 
 
 def prepare_run(

@@ -24,8 +24,8 @@ from keras_transformer.interop.ctranslate2 import export_ctranslate2
 from keras_transformer.interop.transformers import export_transformers
 from keras_transformer.interop.vocabularies import save_tokenizer, tokenizer_notes
 from keras_transformer.models import Transformer
-from keras_transformer.pretrained import load_pretrained
 from keras_transformer.text import learn_vocabulary
+from keras_transformer.training.run import RunDirectory
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
 
@@ -140,7 +140,7 @@ def test_exported_tokenizer_reads_as_the_vocabulary_does(name, sample_model, tmp
     elif name == "hf_marian":
         vocabulary = read_model(sample_model(name)).vocabularies[0]
     elif name == "en-de":
-        vocabulary = load_pretrained(name).source
+        vocabulary = RunDirectory.of_checkpoint(name)[0].vocabularies()[0]
     else:
         vocabulary = learn_vocabulary(["e\u0301in Hund, zwei \u05d1\u05b0\u05bc"] * 9, size=40)
     texts = ["\ufeffWhere is the station?", "I like dogs\ufe0f.", "a\u2028b\u200bc \U000e0061",

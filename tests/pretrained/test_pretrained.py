@@ -8,11 +8,11 @@ import socket
 import numpy as np
 import pytest
 
-from keras_transformer import Translator, pretrained
+from keras_transformer import Translator
 from keras_transformer.errors import InputError
-from keras_transformer.loading import find_model
-from keras_transformer.pretrained import load_pretrained, pack, pretrained_models
+from keras_transformer.pretrained import pack
 from keras_transformer.serving.export import describe_run
+from keras_transformer.training import run as training_run
 from keras_transformer.training.run import RunDirectory
 
 _MOST_BYTES = 8_000_000
@@ -31,27 +31,30 @@ def folder(run_dir, tmp_path_factory):
 
 @pytest.fixture
 def packed(folder, monkeypatch):
-    monkeypatch.setattr(pretrained, "FOLDER", folder)
+    monkeypatch.setattr(training_run, "PRETRAINED", folder)
     return folder
 
 
-def test_packed_model_is_half_as_large_and_keeps_no_path(packed, trained, run_dir):
-    assert pretrained_models() == ["words"]
-    folder = packed / "words"
+def test_packed_model_is_a_run_half_as_large_that_keeps_no_path(packed, trained, run_dir, tmp_path):
+    (tmp_path / "card.md").write_text("card")
+    with pytest.raises(InputError, match="exists already"):
+        pack(RunDirectory(run_dir), packed / "words", tmp_path / "card.md")
+    folder, (model, *vocabularies) = packed / "words", trained
     assert (folder / "README.md").read_text() == "# Words\n\nLicence: CC0.\n"
-    num_bytes = 2 * sum(int(np.prod(weight.shape)) for weight in trained[0].weights)
-    assert (folder / "weights.safetensors").stat().st_size < 1.3 * num_bytes
+    num_bytes = 2 * sum(int(np.prod(weight.shape)) for weight in model.weights)
+    assert (folder / "checkpoints" / "step-0.safetensors").stat().st_size < 1.3 * num_bytes
     assert str(run_dir) not in (folder / "config.json").read_text()
-    model, source, target, configs = load_pretrained("words")
-    assert (source.fingerprint, target.fingerprint) == (
-        trained[1].fingerprint, trained[2].fingerprint,
-    )  # fmt: skip
-    trained_with = RunDirectory(run_dir).configs().training.to_dict()
-    assert configs.origin == {
-        "model": "words", "card": "# Words\n\nLicence: CC0.\n", "training": trained_with
-    }  # fmt: skip
+    run, _ = RunDirectory.of_checkpoint("words")
+    assert [each.fingerprint for each in run.vocabularies()] == [
+        each.fingerprint for each in vocabularies
+    ]
+    configs, trained_with = run.configs(), RunDirectory(run_dir).configs().training.to_dict()
+    assert configs.origin == {"model": "words", "training": trained_with}
     assert configs.data is None and configs.trained_with == trained_with
-    for weight, original in zip(model.weights, trained[0].weights, strict=True):
+    description = describe_run(run, "step-0")  # of weights that this run has not trained
+    assert description["origin"] == configs.origin
+    assert description.keys() == {"checkpoint", "task", "origin"}
+    for weight, original in zip(run.load_model().weights, model.weights, strict=True):
         np.testing.assert_allclose(weight.numpy(), original.numpy(), rtol=1e-3, atol=1e-7)
 
 
@@ -78,39 +81,25 @@ def test_keras_file_is_for_load_model(tmp_path):
 def test_unknown_name_lists_the_models(packed):
     with pytest.raises(InputError, match="no model or folder wrods; the package has the models wo"):
         Translator.load("wrods")
-    with pytest.raises(InputError, match="checkpoint='best' is for a training run, and words is n"):
+    with pytest.raises(InputError, match="no checkpoint 'best'"):
         Translator.load("words", checkpoint="best")
 
 
-def test_model_of_the_package_becomes_a_run(packed, trained, tmp_path):
-    run = find_model("words").write_run(tmp_path / "run")
-    origin = run.configs().origin
-    assert (origin["model"], origin["card"]) == ("words", "# Words\n\nLicence: CC0.\n")
-    assert run.configs().trained_with == origin["training"]
-    description = describe_run(run, "step-0")  # of weights that this run has not trained
-    assert description["origin"] == origin
-    assert description.keys() == {"checkpoint", "task", "origin"}
-    for weight, original in zip(run.load_model().weights, trained[0].weights, strict=True):
-        np.testing.assert_allclose(weight.numpy(), original.numpy(), rtol=1e-3, atol=1e-7)
-
-
-def test_weights_beyond_half_precision_and_taken_folders_are_rejected(run_dir, tmp_path):
+def test_weights_beyond_half_precision_are_rejected(run_dir, tmp_path):
     origin, run = RunDirectory(run_dir), RunDirectory(tmp_path / "run")
     model = origin.load_model()
     model.weights[0].assign(model.weights[0] + 1e6)
     run.write(origin.configs(), *origin.vocabularies(), model)
     (tmp_path / "card.md").write_text("card")
-    with pytest.raises(InputError, match=r"weight .* is too large for float16"):
+    with pytest.raises(InputError, match=r"is too large for float16"):
         pack(run, tmp_path / "large", tmp_path / "card.md")
     assert not (tmp_path / "large").exists()
-    with pytest.raises(InputError, match="exists already"):
-        pack(RunDirectory(run_dir), tmp_path, tmp_path / "card.md")
 
 
-@pytest.mark.parametrize("name", pretrained_models())
+@pytest.mark.parametrize("name", training_run.packaged_models())
 def test_shipped_model_is_small_has_a_card_and_translates(name):
-    folder = pretrained.FOLDER / name
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= _MOST_BYTES
+    folder = training_run.PRETRAINED / name
+    assert sum(path.stat().st_size for path in folder.rglob("*")) <= _MOST_BYTES
     assert "licen" in (folder / "README.md").read_text("utf-8").lower()
     assert Translator.load(name).translate("Good morning.").text.strip()
 
@@ -128,7 +117,7 @@ def test_shipped_model_takes_what_people_type():
 
 
 def test_invisible_characters_do_not_change_a_translation():
-    source = load_pretrained("en-de").source
+    source, _ = RunDirectory.of_checkpoint("en-de")[0].vocabularies()
     marked = ["\ufeffA\xa0dog runs\xad.", "A d\u200bog runs.\u200e", "A\u202fdog\u3000runs.\u2028"]
     assert source.encode(marked) == source.encode(["A dog runs."]) * 3
 

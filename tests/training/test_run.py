@@ -11,7 +11,6 @@ import tiny_run
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.models import build_model
-from keras_transformer.pretrained import load_pretrained
 from keras_transformer.training import run as run_module
 from keras_transformer.training.run import RunDirectory, create_run
 from keras_transformer.training.settings import RunConfigs, changed_configs, new_configs
@@ -76,7 +75,7 @@ def test_run_starts_from_a_run_a_checkpoint_or_a_model_of_the_package(tmp_path, 
         "run": (path, path, model),
         "checkpoint": (f"{path}/checkpoints/step-8", f"{path}/checkpoints/step-8", model),
         "file": (f"{path}/checkpoints/step-8.safetensors", None, model),
-        "package": ("en-de", "en-de", load_pretrained("en-de").model),
+        "package": ("en-de", "en-de", RunDirectory.of_checkpoint("en-de")[0].load_model()),
     }
     for name, (start_from, stored, expected) in starts.items():
         tuned = RunDirectory.create(
