@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     command_flags.check_one_of("run_dir", "model", "saved_model")
     job = line_io.Job(**command_flags.given_flags(line_io.Job))
     search = command_flags.given_search()
-    common.check_output(job.output, [job.references, job.prefixes, *arguments])
+    common.check_output(job.output, [job.references, *arguments])
     model: Translator
     if _SAVED_MODEL.value is None:
         model, task = _load_run(search)
@@ -75,7 +75,7 @@ def _load_export(version: pathlib.Path, search: dict[str, Any]) -> "tuple[Transl
     card = read_model_card(version)
     fixed = [name for name in search if name not in REQUEST_OPTIONS]
     command_flags.reject_given(fixed, f"was fixed when {version} was exported")
-    common.load_tensorflow(one_dnn=card["precision"]["computation"] == "bfloat16")
+    common.load_tensorflow(one_dnn=card["precision"] == "bfloat16")
     from keras_transformer.serving.export import load_exported
 
     task: Task = TranslationTask()

@@ -26,13 +26,11 @@ from typing import Any
 
 import tensorflow as tf
 import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the SavedModel calls)
-from tensorflow.core.protobuf import saved_model_pb2
 
-from keras_transformer.config import DataConfig, split_list
 from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.host import package_versions
-from keras_transformer.inference import ModelFunctions, Translator
+from keras_transformer.inference import Translator
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.serving.checks import compare_answers, make_requests, write_requests
 from keras_transformer.serving.constants import merge_constants
@@ -43,7 +41,7 @@ from keras_transformer.serving.model_folder import (
     choose_version,
     write_server_files,
 )
-from keras_transformer.training.checkpoints import AVERAGE, START
+from keras_transformer.training.checkpoints import START
 from keras_transformer.training.metrics import training_cost
 from keras_transformer.training.run import RunDirectory
 
@@ -91,21 +89,34 @@ def export(
     serving = translator.functions.with_stored_projection()
     signatures = serving.signatures()
     requests = make_requests(serving, signatures, sentences)
+    precision = serving.model.dtype_policy.compute_dtype
     try:
         with atomic_folder(published) as staging:  # renamed at the end if nothing is raised
             tf.saved_model.save(serving.module(), str(staging), signatures=signatures)
             merge_constants(staging)
             write_requests(staging, requests, name)
-            card = make_model_card(serving, signatures, _text_operations(staging), training)
+            card = {
+                "training": list(training),
+                "model": serving.model.config.to_dict(),
+                "search": serving.search.to_dict(),
+                "precision": precision,
+                "signatures": {
+                    name: {
+                        "inputs": [*signature_inputs(function)],
+                        "outputs": [*function.structured_outputs],
+                    }
+                    for name, function in signatures.items()
+                },
+                "packages": package_versions(),
+            }
             text = json.dumps(card, indent=2, ensure_ascii=False) + "\n"
             (staging / MODEL_CARD).write_text(text, encoding="utf-8")
             num_sentences = sum(request.size for request in requests)
             say(f"Checking the answers for {num_sentences} sentences in a fresh process ...")
             compare_answers(staging, requests, signatures)
             say("They are those of Python.")
-            one_dnn = translator.model.dtype_policy.compute_dtype == "bfloat16"
             largest_batch = max(request.size for request in requests)
-            write_server_files(base, name, largest_batch, one_dnn=one_dnn)
+            write_server_files(base, name, largest_batch, one_dnn=precision == "bfloat16")
     except (OSError, tf.errors.OpError) as error:
         reason = textwrap.shorten(str(error), 200)
         raise InputError(f"cannot write the export to {published} ({reason})") from error
@@ -139,93 +150,24 @@ def load_exported(version: str | os.PathLike[str]) -> Translator:
     return Translator.from_functions(lambda name, details: loaded.signatures[name])
 
 
-# The model card: what the graph does not say of the model. It names no machine and no folder.
-
-
-def make_model_card(
-    functions: ModelFunctions,
-    signatures: Mapping[str, Any],
-    operations: list[str],
-    training: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    """Returns the card as values for JSON; `operations` are those of TensorFlow Text."""
-    model = functions.model
-    # The other variables are seeds and tables; a stored projection is no weight.
-    values = [variable.value for variable in model.variables]
-    weights = [value for value in values if value.dtype.is_floating]
-    source, target = functions.vocabularies
-    return {
-        "training": list(training),
-        "model": model.config.to_dict(),
-        "search": functions.search.to_dict(),
-        "parameters": sum(weight.shape.num_elements() for weight in weights),
-        "precision": {
-            "weights": sorted({weight.dtype.name for weight in weights}),
-            "computation": model.dtype_policy.compute_dtype,
-        },
-        "vocabularies": {
-            side: {"size": vocabulary.size, "sha256": vocabulary.fingerprint}
-            for side, vocabulary in (("source", source), ("target", target))
-        },
-        "language_codes": list(source.language_codes),
-        "signatures": {
-            name: {
-                "inputs": _describe_tensors(signature_inputs(function)),
-                "outputs": _describe_tensors(function.structured_outputs),
-            }
-            for name, function in signatures.items()
-        },
-        "operations_of_tensorflow_text": operations,
-        "packages": package_versions(),
-    }
-
-
 def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
-    """Returns the origin, the data, the settings and the dev metrics of a checkpoint of a run.
+    """Returns what the model card has of a run: no machine and no folder.
 
     Returns:
         "checkpoint", "task", and "origin", of weights that were not trained here. If the run has
-        trained: "data" and "settings", the configurations, files without their folders; "cost",
-        the totals of the run so far; and "dev_metrics", those on the dev set by checkpoint: of this
-        one or, for an average, which has none, of the last one.
+        trained: "settings" of its training, and "cost", the totals of the run so far.
     """
-    configs = run.configs()
+    configs, origin = run.configs(), dict(run.configs().origin)
+    if "start_from" in origin:
+        origin["start_from"] = os.path.basename(origin["start_from"])
     description = {
         "checkpoint": checkpoint,
         "task": configs.to_dict()["task"],
-        "origin": {
-            name: os.path.basename(value) if name == "start_from" else value
-            for name, value in configs.origin.items()
-        },
+        "origin": origin,
     }
     if checkpoint == START:
         return description
-    values = {} if configs.data is None else configs.data.to_dict()
-    for name in DataConfig.fields_with(is_path=True):  # without their folders
-        if values.get(name) is not None:
-            values[name] = ",".join(map(os.path.basename, split_list(values[name])))
-    metrics = {f"step-{step}": scores for step, scores in run.checkpoints().dev_metrics().items()}
-    measured = next(reversed(metrics), None) if checkpoint == AVERAGE else checkpoint
     return description | {
-        "data": values,
         "settings": configs.training.to_dict(),
         "cost": training_cost(run.metrics_path, checkpoint),
-        "dev_metrics": {measured: metrics[measured]} if measured in metrics else {},
-    }
-
-
-def _text_operations(version: pathlib.Path) -> list[str]:
-    """Returns the operations of a SavedModel that TensorFlow lacks: those of TensorFlow Text."""
-    model = saved_model_pb2.SavedModel.FromString((version / "saved_model.pb").read_bytes())
-    graph = model.meta_graphs[0].graph_def
-    functions = {function.signature.name for function in graph.library.function}
-    bodies = [graph.node, *(function.node_def for function in graph.library.function)]
-    operations = {node.op for body in bodies for node in body} - functions
-    return sorted(name for name in operations if not hasattr(tf.raw_ops, name))
-
-
-def _describe_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: {"type": tensor.dtype.name, "shape": tensor.shape.as_list()}
-        for name, tensor in tensors.items()
     }

@@ -1,7 +1,6 @@
 """export, explore, and the shell scripts that set up."""
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -31,11 +30,8 @@ def test_export_of_an_ensemble_in_bfloat16(call, run_dir, texts, words, tmp_path
     card = json.loads((folder / "3" / "assets.extra" / "model_card.json").read_text())
     assert [run["checkpoint"] for run in card["training"]] == ["step-300", "average"]
     assert card["search"]["beam_size"] == 2
-    assert card["precision"] == {"weights": ["bfloat16"], "computation": "bfloat16"}
-    assert card["training"][0]["data"]["train_source"] == "train.en"
+    assert card["precision"] == "bfloat16"
     assert str(tmp_path.parent) not in json.dumps(card)
-    size = sum(file.stat().st_size for file in (folder / "3" / "variables").iterdir())
-    assert 2 <= size / card["parameters"] < 3  # and the matrix of the logits a second time
     warm_up = (folder / "3" / "assets.extra" / "tf_serving_warmup_requests").read_bytes()
     dev = [line for line in (texts / "dev.en").read_bytes().splitlines() if line.count(b" ") > 2]
     assert dev and not [line for line in dev if line in warm_up]  # the text is generated
@@ -80,29 +76,3 @@ def test_quickstart_takes_its_folder_relative_to_the_caller(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     expected = f"quickstart: {tmp_path}/mine exists already; remove it, or name a new folder\n"
     assert (done.returncode, done.stderr) == (1, expected)
-
-
-_PYTHON = """#!/bin/sh
-echo "$@" >> log
-case "$*" in
-  "-m venv .venv") mkdir -p .venv/bin; cp "$0" .venv/bin/python; touch .venv/whole ;;
-  "-m pip --version") [ -e .venv/whole ] ;;
-esac
-"""
-
-
-def test_half_made_environment_is_made_again(tmp_path):
-    """The process that made it was killed before pip was installed."""
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    pythons = tmp_path / "python", tmp_path / ".venv" / "bin" / "python"
-    for python in pythons:
-        python.write_text(_PYTHON)
-        python.chmod(0o755)
-    for is_made in (True, False):
-        (tmp_path / "log").unlink(missing_ok=True)
-        program = f". {_SCRIPTS}/environment.sh; set -e; make_environment test"
-        environment = os.environ | {"PYTHON": str(pythons[0])}
-        subprocess.run(["bash", "-c", program], cwd=tmp_path, env=environment, check=True)
-        log = (tmp_path / "log").read_text()
-        assert ("-m venv .venv\n" in log) == is_made
-        assert log.endswith("--editable .[test]\n")
