@@ -4,8 +4,8 @@ A model reads a sentence and generates its tree from left to right, words as XX 
 speech: "(S (NP DT NN )NP (VP VBZ )VP )S". The way there and back:
 
 - trees.py reads bracketed trees, linearizes them, and compares them with a reference,
-- constraint.py restricts a search to trees over the words of the sentence, and makes a tree of any
-  output and these words in the exported graph: "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))".
+- constraint.py restricts a search to trees over the words of the sentence, and puts these words
+  into the output in the exported graph: "(S (NP (DT the) (NN dog)) (VP (VBZ barks)))".
 """
 
 import dataclasses
@@ -40,9 +40,6 @@ class ParsingTask(Task):
         "Also generate each word, before its tag, so that the model keeps its place in the "
         "sentence; max_extra_length must leave room for them.",
         is_learned=True,
-    )
-    constrained: bool = option(
-        True, "Constrain the search to trees; otherwise outputs are only repaired."
     )
 
     name = "parsing"
@@ -104,8 +101,6 @@ class ParsingTask(Task):
         )
         from keras_transformer.text.sentencepiece_model import RESERVED_IDS
 
-        if not self.constrained:
-            return ()
         target = vocabularies[1]
         if self.copy_words:
             ids, labels, begins_word = copied_words(source, target)
@@ -122,10 +117,10 @@ class ParsingTask(Task):
         return tf.strings.regex_replace(sources, r"[\s\v]+", " ")
 
     def finish(self, outputs: Any, sources: Any) -> Any:
-        """Returns trees in brackets over the words of the sources; see `repair_trees`."""
-        from keras_transformer.tasks.parsing.constraint import drop_words, repair_trees
+        """Returns trees in brackets over the words of the sources; see `write_trees`."""
+        from keras_transformer.tasks.parsing.constraint import drop_words, write_trees
 
-        return repair_trees(drop_words(outputs) if self.copy_words else outputs, sources)
+        return write_trees(drop_words(outputs) if self.copy_words else outputs, sources)
 
     def read_answers(self, path: Path) -> list[str]:
         """Returns the trees of a file, each on one line; empty for "(())", a parser's failure."""
