@@ -36,22 +36,6 @@ SMALLEST = {
 # Presets
 
 
-def test_defaults_match_the_paper():
-    config = TransformerConfig(vocabulary_size=37_000)
-    assert config == TransformerConfig.preset("base", vocabulary_size=37_000)
-    assert (config.norm_position, config.positions) == ("post", "sinusoidal")
-    assert config.share_embeddings == "all"
-    assert config.attention_dropout == config.feed_forward_dropout == 0
-    training = TrainingConfig()
-    assert (training.label_smoothing, training.warmup_steps) == (0.1, 4000)
-    assert (training.train_steps, training.batch_tokens) == (100_000, 25_000)
-    base, big = TrainingConfig.preset("base"), TrainingConfig.preset("big")
-    assert (base.train_steps, base.average_last) == (100_000, 5)
-    assert (big.train_steps, big.average_last) == (300_000, 20)
-    search = SearchConfig()
-    assert (search.beam_size, search.length_penalty, search.max_extra_length) == (4, 0.6, 50)
-
-
 @pytest.mark.parametrize("kind", [ModelConfig, TransformerConfig, TrainingConfig])
 def test_unknown_preset_error_lists_presets(kind):
     presets = TRAINING_PRESETS if kind is TrainingConfig else kind.presets()

@@ -81,31 +81,6 @@ def test_news_keeps_every_character_and_line(language):
     assert all(sentence == sentence.strip() != "" for sentence in split.sentences)
 
 
-@pytest.mark.parametrize(
-    ("language", "found", "stops", "others"),
-    [("fr", 292, 293, 2), ("en", 280, 281, 2), ("de", 288, 289, 15)],
-)
-def test_borders_between_sentences_of_news_are_found(language, found, stops, others):
-    lines, counts = _news()[language], [0, 0, 0]
-    for first in range(0, 400, 5):
-        paragraph = lines[first : first + 5]
-        place, borders = 0, set()
-        for sentence in SplitParagraphs([" ".join(paragraph)], language).sentences:
-            place = " ".join(paragraph).index(sentence, place) + len(sentence)
-            borders.add(place)
-        ends = [len(" ".join(paragraph[:count])) for count in range(1, 6)]
-        # A headline, which has no stop, joins the next sentence.
-        stopped = {
-            end
-            for end, line in zip(ends[:-1], paragraph, strict=False)
-            if line.endswith((".", "?", "!"))
-        }
-        counts[0] += len(borders & stopped)
-        counts[1] += len(stopped)
-        counts[2] += len(borders - set(ends))
-    assert counts == [found, stops, others]
-
-
 def test_translations_stand_where_their_sentences_did():
     recorder = _Recorder()
     paragraphs = ["  Hello.  How are\u00a0you? ", "", " \t", "I am fine. I am fine."]

@@ -49,8 +49,8 @@ _WARM_UP_FILE = command_flags.define_path(
 _XLA = flags.DEFINE_boolean(
     "xla",
     False,
-    "Compile the search for single sentences of --xla_lengths with XLA: faster, but each "
-    "length takes memory and seconds of warm-up. On a CPU, TensorFlow Serving needs "
+    "Compile the search for single sentences of up to 16, 32 and 64 tokens with XLA: faster, but "
+    "takes memory and seconds of warm-up. On a CPU, TensorFlow Serving needs "
     "--xla_cpu_compilation_enabled. On a machine with a GPU, exports are compiled by default; "
     "CUDA_VISIBLE_DEVICES=-1 prevents it.",
 )
@@ -66,9 +66,6 @@ _DETAILS = flags.DEFINE_boolean(
     False,
     "Return with each translation its tokens, their log-probabilities and attention, and "
     "whether source or translation was truncated.",
-)
-_XLA_LENGTHS = flags.DEFINE_multi_integer(
-    "xla_lengths", [16, 32, 64], "A source length to compile for, EOS included; may be repeated."
 )
 command_flags.define_flags(SearchConfig)
 
@@ -96,9 +93,7 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
         command_flags.reject_given(["quantization"], reason)
     if _FORMAT.value != "saved_model":
         names = ["name", "warm_up_file", "details", "precision", "xla"]
-        command_flags.reject_given([*names, "xla_lengths", *search_flags], reason)
-    elif not _XLA.value:
-        command_flags.reject_given(["xla_lengths"], "needs --xla")
+        command_flags.reject_given([*names, *search_flags], reason)
 
 
 def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, Any]) -> pathlib.Path:
@@ -108,7 +103,7 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
     configs = checkpoints[0][0].configs()
     search = configs.search_config(search_options)
     sentences = [] if _WARM_UP_FILE.value is None else read_lines(_WARM_UP_FILE.value)
-    xla = XlaShapes(lengths=tuple(_XLA_LENGTHS.value)) if _XLA.value else None
+    xla = XlaShapes() if _XLA.value else None
     model, source, target = common.load_translator(checkpoints, _PRECISION.value)
     path = export(
         Translator(model, source, target, search, xla, configs.task, _DETAILS.value),

@@ -59,11 +59,6 @@ class Job(JsonConfig):
         "log-probability of the line, and log-probability of each token, tab-separated.",
         is_path=True,
     )
-    prefixes: str | None = option(
-        None,
-        "File with the text that the translation of each line must begin with.",
-        is_path=True,
-    )
     split_sentences: str | None = option(
         None,
         "Translate each sentence of a line by itself and join the translations; the value is "
@@ -78,9 +73,9 @@ class Job(JsonConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         excluded = {
-            "references": ["scores", "prefixes"],
+            "references": ["scores"],
             "details": ["references", "scores", "alignments", "split_sentences"],
-            "split_sentences": ["references", "scores", "alignments", "prefixes"],
+            "split_sentences": ["references", "scores", "alignments"],
         }
         for name, others in excluded.items():
             for other in others:
@@ -110,8 +105,8 @@ def answer_lines(
     answers = _Answers(job, model, search, task, LineRemarks())
     first = 1
     with _open_output(job.output) as stream:
-        for lines, partners in _with_partners(read_groups(files), job.references or job.prefixes):
-            for row in answers.rows(lines, partners, first):
+        for lines, references in _with_references(read_groups(files), job.references):
+            for row in answers.rows(lines, references, first):
                 stream.write("\t".join(map(replace_control_characters, row)) + "\n")
             stream.flush()
             first += len(lines)
@@ -167,16 +162,16 @@ def _open_output(path: str | None) -> Iterator[TextIO]:
         os.replace(folder / "output", target)
 
 
-def _with_partners(
+def _with_references(
     groups: Iterable[list[str]], path: str | None
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yields groups of lines with those of a file; raises `InputError` unless it has as many."""
     others = iter(()) if path is None else iterate_lines(path)
     for group in groups:
-        partners = list(itertools.islice(others, len(group)))
-        if path is not None and len(partners) < len(group):
+        references = list(itertools.islice(others, len(group)))
+        if path is not None and len(references) < len(group):
             raise InputError(f"{path} has fewer lines than the input; give one for each")
-        yield group, partners
+        yield group, references
     if next(others, None) is not None:
         raise InputError(f"{path} has more lines than the input; give one for each")
 
@@ -191,20 +186,18 @@ class _Answers:
     task: Task
     remarks: LineRemarks
 
-    def rows(self, lines: list[str], partners: list[str], first: int) -> list[list[str]]:
+    def rows(self, lines: list[str], references: list[str], first: int) -> list[list[str]]:
         """Returns the columns of each row of output; `first` is the number of the first line."""
         split = None
         sentences, numbers = lines, list(range(first, first + len(lines)))  # lines of sentences
         if self.job.split_sentences:
             split = SplitParagraphs(lines, self.job.split_sentences)
             sentences, numbers = split.sentences, [numbers[row] for row in split.rows]
-        options: dict[str, Any] = {**self.search, "details": self.job.details}
-        if self.job.prefixes is not None:
-            options["prefix"] = partners
         try:
             with self.remarks.collected(numbers):
                 if self.job.references is not None:
-                    return self._score(lines, list(map(self.task.target_text, partners)), numbers)
+                    return self._score(lines, list(map(self.task.target_text, references)), numbers)
+                options: dict[str, Any] = {**self.search, "details": self.job.details}
                 results: list[Any] = self.model.translate(sentences, **options)
                 if split is None:
                     return self._write(lines, results, numbers)

@@ -188,7 +188,7 @@ def test_model_calls_steps_and_trains_as_under_tensorflow(results, expected, nam
     found, theirs = results(name), expected(name)
     assert found["backend"] in ("jax", "torch")
     assert np.abs(theirs["call"]).max() > 0.1
-    for way in ("call", "growing", "fixed"):
+    for way in ("call", "steps"):
         np.testing.assert_allclose(found[way], theirs["call"], rtol=0, atol=1e-5)
     assert theirs["change"] > 0.005
     np.testing.assert_allclose(found["weights"], theirs["weights"], rtol=0, atol=1e-5)

@@ -69,20 +69,19 @@ def test_forms_of_output(client, model, arguments, answer, out, err):
     assert client(*arguments, stdin=b"two\n") == (0, out, err)
 
 
-def test_options_and_prefixes_are_sent(client, model, tmp_path):
-    (tmp_path / "prefixes").write_text("Z\n\n")
+def test_options_are_sent(client, model):
     long = "no " * 999  # more than any name of a file
     options = ("--length_penalty=0.5", "--max_length=7", f"--banned_phrases={long}")
-    result = client(*options, f"--prefixes={tmp_path}/prefixes", stdin=b"two\nfour\n")
+    result = client(*options, stdin=b"four\ntwo\n")
     assert (result.code, result.err) == (0, "")
     (request,) = model.requests
     assert request.signature == "translate_options"
     assert request.inputs == {
-        "text": ["two", "four"],  # as many bytes, prefixes included
+        "text": ["four", "two"],
         "length_penalty": [0.5, 0.5],
         "max_length": [7, 7],
         "seed": [-1, -1],
-        "prefix": ["Z", ""],
+        "prefix": ["", ""],
         "banned_phrases": [long, long],
     }
 
@@ -108,7 +107,7 @@ def test_client_loads_no_tensorflow_and_writes_no_log(run, model, certificates, 
     pair = (certificates / "server.pem", certificates / "server.key", None)
     wrong = ("--tls", f"--root_certificates={certificates}/other.pem", "--retries=0")
     for tls, flags, code, printed, logged in (
-        (None, ("--alignments", f"--prefixes={lines}"), 0, 2, 0),
+        (None, ("--alignments",), 0, 2, 0),
         (pair, wrong, 1, 0, 1),
     ):
         with SERVE[protocol](model, tls=tls) as address:

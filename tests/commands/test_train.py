@@ -1,14 +1,13 @@
 """The command train: what it leaves, how it resumes, and what it rejects."""
 
 import pathlib
-import re
 import shutil
 import signal
 from unittest import mock
 
 import numpy as np
 import pytest
-from helpers import cluster, user_modules
+from helpers import user_modules
 
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
 from keras_transformer.models import Transformer
@@ -90,28 +89,6 @@ def test_stopped_run_reports_its_checkpoint(
     assert "There is no dev set; name one with --dev_source and --dev_target" in result.out
 
 
-@pytest.mark.slow
-def test_sigterm_to_the_first_worker_ends_both_with_a_checkpoint(
-    start, tmp_path, train_flags, free_ports
-):
-    options = ("--train_steps=1000000", "--checkpoint_steps=1000000", "--log_steps=1")
-    without_dev = [flag for flag in train_flags if not flag.startswith("--dev_")]  # saves time
-    flags = (f"--run_dir={tmp_path}/run", *without_dev, *options)
-    first, second = (
-        start("train.py", *flags, env={"TF_CONFIG": config}) for config in cluster(free_ports(2))
-    )
-    for line in first.stdout:
-        if "tokens/s" in line:
-            break
-    first.terminate()
-    out, err = first.communicate(timeout=1200)
-    assert first.returncode == 0, err
-    (step,) = re.findall(r"stopped; checkpoint step-(\d+) is saved in", out)
-    assert (tmp_path / "run" / "checkpoints" / f"step-{step}.safetensors").exists()
-    _, err = second.communicate(timeout=1200)
-    assert second.returncode == 0, err
-
-
 # Runs that start from another one.
 
 
@@ -162,16 +139,6 @@ def test_start_from_trains_all_but_frozen_parts(call, origin, train_flags, tmp_p
 
 
 # Modules of the user.
-
-
-def test_file_with_the_name_of_a_standard_module_is_loaded(call, tmp_path):
-    (tmp_path / "sibling.py").write_text("WORD = 'mine'\n")
-    program = (
-        "import sibling, tomllib\nraise SystemExit(f'{sibling.WORD}, {bool(tomllib.loads)}')\n"
-    )
-    (tmp_path / "tomllib.py").write_text(program)
-    result = call("train.py", "--run_dir=x", f"--user_module={tmp_path}/tomllib.py")
-    assert (result.code, result.err) == (1, "mine, True\n")
 
 
 @pytest.mark.slow

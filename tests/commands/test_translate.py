@@ -47,11 +47,10 @@ def test_export_answers_as_its_run(translate, call, exported, texts, words, tmp_
 
 
 @pytest.mark.slow
-def test_options_of_search_are_used(translate, words, tmp_path):
-    (tmp_path / "prefixes").write_text(f"\n{words['cat']} {words['two']}\n", encoding="utf-8")
-    options = (f"--prefixes={tmp_path}/prefixes", "--min_length=3")
-    plain, begun = translate(*options, stdin=b"sun sun\nsun sun\n").out.splitlines()
-    assert begun.startswith(f"{words['cat']} {words['two']} ") and not plain.startswith(begun[:6])
+def test_options_of_search_are_used(translate, words):
+    phrases = f"--banned_phrases={words['sun']}"
+    banned = translate(phrases, "--min_length=3", stdin=b"sun sun\n").out
+    assert words["sun"] not in banned and len(banned.split()) >= 3
     sampling = ("--method=sampling", "--num_translations=3", "--temperature=9")
     first, again, other = (
         translate(*sampling, f"--seed={seed}", stdin=b"sun two tree\n").out for seed in (1, 1, 2)
@@ -68,7 +67,7 @@ def exported_as(monkeypatch, tmp_path):
             "training": [{"task": task}],
             "search": {"max_extra_length": 50, "max_source_length": 512},
             "signatures": {},
-            "precision": {"computation": "float32"},
+            "precision": "float32",
         }
         (tmp_path / "assets.extra").mkdir()
         (tmp_path / "assets.extra" / "model_card.json").write_text(json.dumps(card))

@@ -1,6 +1,5 @@
 """The files of examples/serving: ports, paths and flags are those that the package writes."""
 
-import copy
 import json
 import pathlib
 import re
@@ -101,20 +100,3 @@ def test_kubernetes_probes_the_model_and_scales_its_deployment(command):
     (timeout_ms,) = re.findall(r"rest_api_timeout_in_ms=(\d+)", " ".join(flags))
     assert connection_s + int(timeout_ms) / 1000 <= int(seconds)
     assert int(seconds) < pod["spec"]["terminationGracePeriodSeconds"]
-
-
-def test_canary_is_the_deployment_with_another_image():
-    stable, canary = (read(name, "Deployment") for name in ("kubernetes.yaml", "canary.yaml"))
-    service = read("kubernetes.yaml", "Service")
-    labels = canary["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= labels.items()
-    assert labels == canary["spec"]["selector"]["matchLabels"] == canary["metadata"]["labels"]
-    assert labels != stable["spec"]["selector"]["matchLabels"]
-    expected = copy.deepcopy(stable)
-    expected["metadata"] = {"name": "translator-canary", "labels": labels}
-    expected["spec"]["replicas"] = 1
-    expected["spec"]["selector"]["matchLabels"] = labels
-    expected["spec"]["template"]["metadata"]["labels"] = labels
-    image = canary["spec"]["template"]["spec"]["containers"][0]["image"]
-    expected["spec"]["template"]["spec"]["containers"][0]["image"] = image
-    assert canary == expected
