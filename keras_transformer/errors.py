@@ -6,7 +6,8 @@ bug and keeps its traceback.
 
 import contextlib
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 
 class InputError(ValueError):
@@ -45,6 +46,15 @@ def check_unicode(name: str, text: str) -> None:
         raise InputError(
             f"{name} must be Unicode, got a lone surrogate in {text[:40]!r}"
         ) from error
+
+
+def check_sentences(name: str, texts: Any) -> None:
+    """Raises `InputError` unless texts are a sequence: not one text, a dictionary or a table."""
+    if isinstance(texts, str | bytes):
+        raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
+    is_list = isinstance(texts, Iterable) and not isinstance(texts, Mapping | Set)
+    if not is_list or hasattr(texts, "columns"):
+        raise InputError(f"{name} must be a list of sentences, got a {type(texts).__name__}")
 
 
 def as_text(text: str | bytes, name: str = "text") -> str:

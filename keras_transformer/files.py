@@ -40,11 +40,13 @@ _READERS: dict[bytes, Any] = {
 # Other formats, by the first bytes of the (decompressed) content, or by a suffix of the name.
 _OTHER_FORMATS = {
     rb"\x28\xb5\x2f\xfd": "compressed by zstd",
-    rb"PK\x03\x04": "a zip archive",
+    rb"PK(\x03\x04|\x05\x06)": "a zip archive",
     rb"PAR1": "a Parquet table",
     rb"(?s).{257}ustar": "a tar archive",
+    rb"\s*<\?xml": "XML",
+    rb"version https://git-lfs": "a pointer of Git LFS",
 }
-_OTHER_SUFFIXES = {".csv", ".jsonl", ".tmx"}
+_OTHER_SUFFIXES = {".csv", ".json", ".jsonl", ".ndjson", ".sgm", ".tmx", ".xlf", ".xml"}
 
 
 def local_path(path: Path) -> pathlib.Path:
@@ -175,6 +177,8 @@ def iterate_lines(path: Path) -> Iterator[str]:
         if not first:
             raise InputError(f"{path} is empty; expected one sentence a line")
         for number, line in enumerate(itertools.chain([first], file), start=1):
+            if b"\0" in line:
+                raise InputError(f"{path}, line {number}: a NUL byte; convert the file to UTF-8")
             try:
                 yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
             except UnicodeDecodeError as error:
@@ -186,8 +190,10 @@ def iterate_lines(path: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def _open(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Opens a text file for reading bytes, decompressed if necessary; faults are `InputError`."""
-    if suffix := _OTHER_SUFFIXES.intersection(path.suffixes):
-        raise InputError(f"{path} is no text but {suffix.pop()}; convert it, one sentence a line")
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    suffixes = [suffix for suffix in suffixes if suffix not in (".gz", ".bz2", ".xz")]
+    if suffixes and suffixes[-1] in _OTHER_SUFFIXES:
+        raise InputError(f"{path} is no text but {suffixes[-1]}; convert it, one sentence a line")
     try:
         with contextlib.ExitStack() as stack:
             file: Any = stack.enter_context(io.BufferedReader(io.FileIO(path), _BUFFER_BYTES))

@@ -15,8 +15,8 @@ from keras_transformer.sentences import SentenceTranslator, text_input
 
 # Marks that end a sentence: pysbd may leave them at the beginning of the next one.
 _CLOSING = "”’»」』）】》〉！？。"
-# Of a longer list of numbers, pysbd's pattern for references would try all ways to divide it.
-_LONG_LIST = re.compile(r"\[[\d\s,-]{16,}")
+# Pysbd's pattern for references tries all ways to divide longer and several lists of numbers.
+_LISTS_OF_NUMBERS = re.compile(r"\[[\d\s,-]{8,}|(?:\[[\d\s,-]+\]?\s*){2,}")
 
 
 @overload
@@ -122,7 +122,7 @@ def _find_spans(paragraph: str, segmenter: Any) -> Iterator[tuple[int, int]]:
     Sentences start where the library's do, but for marks that close the one before. It may lose or
     change some characters of them, so their text is taken from the paragraph, all of it.
     """
-    masked = _LONG_LIST.sub(lambda match: re.sub(r"\d", "x", match[0]), paragraph)  # as long
+    masked = _LISTS_OF_NUMBERS.sub(lambda match: re.sub(r"\d", "x", match[0]), paragraph)  # as long
     starts, end = [], 0
     for sentence in map(str.strip, segmenter.segment(masked)):
         start = masked.find(sentence, end)

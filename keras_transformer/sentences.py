@@ -6,11 +6,11 @@ its batches to a model server, `Translator` computes them in this process.
 
 import abc
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 from keras_transformer.config import SearchConfig, check_options
-from keras_transformer.errors import InputError, as_text, check_unicode
+from keras_transformer.errors import InputError, as_text, check_sentences, check_unicode
 from keras_transformer.outputs import (
     Attention,
     DetailedTranslation,
@@ -251,10 +251,7 @@ def text_input(name: str, texts: Sequence[str]) -> InputValues:
         )
     if hasattr(texts, "numpy"):
         texts = texts.numpy().tolist()
-    if isinstance(texts, str | bytes):
-        raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
-    if isinstance(texts, Mapping | Set):
-        raise InputError(f"{name} must be a list of sentences, got a {type(texts).__name__}")
+    check_sentences(name, texts)
     values = [as_text(text, name) for text in texts]
     for text in values:
         check_unicode(name, text)

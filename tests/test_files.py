@@ -191,7 +191,9 @@ def _tar():
                 (".tgz", gzip.compress), (".tar.bz2", bz2.compress), (".tar.xz", lzma.compress)
             )
         ),
-        *((name, b"text\n", "convert it") for name in ("a.csv", "a.jsonl.gz", "a.tmx")),
+        ("text", b"one\n" + "two\n".encode("utf-16-le"), "text, line 2: a NUL byte"),
+        ("text", b"\n<?xml version='1.0'?>", "text is XML"),
+        *((name, b"text\n", "convert it") for name in ("a.CSV", "a.jsonl.gz", "a.tmx")),
     ],
     ids=lambda value: value if isinstance(value, str) else "",  # the same in all processes
 )  # fmt: skip

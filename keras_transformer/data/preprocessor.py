@@ -70,6 +70,10 @@ class Seq2SeqPreprocessor:
             with EOS, `target` begins with BOS. Without B for one string each.
         """
         texts = tuple(tf.convert_to_tensor(text, tf.string) for text in (source, target))
+        if not texts[0].shape.is_compatible_with(texts[1].shape):
+            raise InputError(
+                f"expected as many sources as targets, got {texts[0].shape} and {texts[1].shape}"
+            )
         is_single = texts[0].shape.rank == 0
         source_tokens, target_tokens = (
             tokenizer.tokenize(tf.reshape(text, [-1]), self.max_length)

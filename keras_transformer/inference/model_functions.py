@@ -235,8 +235,10 @@ class ModelFunctions:
         """
         text = _checked(text, columns.values(), "every option must have a value for each row")
         source = self.read(text)
-        lengths = tf.minimum(source.lengths, self.search.max_source_length)
-        answer = {"source_cut": source.lengths > self.search.max_source_length}
+        limit = self.search.max_source_length
+        lengths = tf.minimum(source.lengths, limit)
+        is_cut = self.source_tokenizer.cuts(source.text, limit + 1)
+        answer = {"source_cut": is_cut | (source.lengths > limit)}
         if codes := self.source_tokenizer.vocabulary.language_codes:
             answer["code_unknown"] = _has_other_code(source.text, codes)
         options: Mapping[str, Tensor] = {}
@@ -328,8 +330,11 @@ class ModelFunctions:
         if self.search.replace_unknowns:
             translations = copy_unknowns(translations, ids, source.ids, source.surfaces, prefix)
             # Of unknown tokens alone the model would make something up.
-            is_unknown = (source.ids == UNK_ID) | (source.ids == EOS_ID) | (source.ids == PAD_ID)
-            is_copied = tf.reduce_all(is_unknown, axis=1)
+            space_ids = self.source_tokenizer.vocabulary.space_ids
+            blank = tf.constant([PAD_ID, EOS_ID, *space_ids])
+            is_blank = tf.reduce_any(source.ids[..., None] == blank, axis=2)
+            is_unknown = source.ids == UNK_ID
+            is_copied = tf.reduce_all(is_blank | is_unknown, 1) & tf.reduce_any(is_unknown, 1)
             if prefix is not None:
                 is_copied &= tf.reduce_all(prefix == PAD_ID, 1)
             # But for bytes that are no text.
@@ -418,7 +423,8 @@ class ModelFunctions:
         target_tokens = self.target_tokenizer.tokenize(target, longest + 1)
         labels = with_eos(target_tokens, longest)
         marks = {
-            "source_cut": tokens.row_lengths() > limit,
+            "source_cut": self.source_tokenizer.cuts(text, limit + 1)
+            | (tokens.row_lengths() > limit),
             "is_cut": target_tokens.row_lengths() > longest,
         }
         return with_eos(tokens, limit), labels, marks

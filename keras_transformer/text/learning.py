@@ -20,7 +20,13 @@ from keras_transformer.config import (
     WORD_START,
 )
 from keras_transformer.config.data import MIN_COVERAGE, Normalization, VocabularyKind
-from keras_transformer.errors import InputError, as_text, check_choice, check_unicode
+from keras_transformer.errors import (
+    InputError,
+    as_text,
+    check_choice,
+    check_sentences,
+    check_unicode,
+)
 from keras_transformer.text.normalization import (
     CONTROLS,
     IGNORABLE,
@@ -30,7 +36,7 @@ from keras_transformer.text.normalization import (
     rules,
 )
 from keras_transformer.text.sentencepiece_model import RESERVED_IDS, model_message
-from keras_transformer.text.vocabulary import Text, Vocabulary, check_not_one_text
+from keras_transformer.text.vocabulary import Text, Vocabulary
 
 _KINDS: dict[int, VocabularyKind] = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _MAX_TOKENS = 2**31 - 1  # SentencePiece's integers
@@ -45,7 +51,9 @@ _TRAINER_UNKNOWN, _SUBSTITUTE = "\u2585", "\ufdd0"
 # What nobody sees gets no token, except joiners.
 _DROPPED = re.compile(any_of(c for c in IGNORABLE if c not in JOINERS))
 _SPACES = re.compile(any_of(CONTROLS))
-# The trainer drops the names of its tokens from text: they are taken apart.
+# The trainer drops the names of its tokens from text: they are taken apart; within words another
+# character, of no text, stands for "<".
+_LESS = "\ufdd1"
 _NAMES_OF_TOKENS = re.compile("<(?=(?:pad|unk|s|/s|0x[0-9A-F]{2})>)")
 # Unigram scores are sums over threads, so they depend on this number; fixed, no machine differs.
 _NUM_TRAINER_THREADS = 16
@@ -83,12 +91,12 @@ def learn_vocabulary(
         byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).
         max_sentences: learn from a random sample of this many, which bounds the memory and depends
             on the sentences alone, not on their order.
-        symbols: words that are one token each, however rare.
+        symbols: words that are one token each, however rare, in the form that text is read in.
 
     Raises:
         InputError: an option is out of range, there is no text, or the text cannot support `size`.
     """
-    check_not_one_text(sentences)
+    check_sentences("sentences", sentences)
     check_choice("kind", kind, get_args(VocabularyKind))
     check_choice("normalization", normalization, get_args(Normalization))
     is_exact = size is not None and kind in ("bpe", "unigram")
@@ -100,6 +108,10 @@ def learn_vocabulary(
         raise InputError(
             f"character_coverage must be from {MIN_COVERAGE} to 1, got {character_coverage}"
         )
+    check_sentences("symbols", symbols)
+    for symbol in symbols:
+        if not symbol or _DROPPED.search(symbol) or symbol != "".join(compose(symbol).split()):
+            raise InputError(f"symbols must be words in normalization form C, got {symbol!r}")
     texts: Iterable[str] = map(as_text, sentences)
     if max_sentences is not None:
         texts = heapq.nsmallest(max_sentences, texts, key=_hash)
@@ -108,7 +120,12 @@ def learn_vocabulary(
     try:
         with _normalization_options(normalization) as normalization_options:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=_training_lines(texts, normalization == "nfc", reader_errors),
+                sentence_iterator=_training_lines(
+                    texts,
+                    reader_errors,
+                    composes=normalization == "nfc",
+                    less=_LESS if kind == "word" else "< ",
+                ),
                 model_writer=model,
                 model_type=kind,
                 vocab_size=size,
@@ -162,7 +179,7 @@ def _portable(model_bytes: bytes, kind: str) -> bytes:
     model = model_message().FromString(model_bytes)
     model.normalizer_spec.ClearField("normalization_rule_tsv")
     for piece in model.pieces:
-        piece.piece = piece.piece.replace(_SUBSTITUTE, _TRAINER_UNKNOWN)
+        piece.piece = piece.piece.replace(_SUBSTITUTE, _TRAINER_UNKNOWN).replace(_LESS, "<")
     if kind == "unigram":
         for piece in model.pieces:
             piece.score = round(piece.score / _SCORE_STEP) * _SCORE_STEP
@@ -175,7 +192,7 @@ def _hash(sentence: str) -> bytes:
 
 
 def _training_lines(
-    sentences: Iterable[str], composes: bool, errors: list[Exception]
+    sentences: Iterable[str], errors: list[Exception], *, composes: bool, less: str
 ) -> Iterator[str]:
     """Yields sentences in a form that the trainer does not skip, split before spaces if too long.
 
@@ -187,7 +204,7 @@ def _training_lines(
             check_unicode("text", sentence)
             line = _SPACES.sub(" ", _DROPPED.sub("", sentence))
             line = compose(line) if composes else line
-            line = _NAMES_OF_TOKENS.sub("< ", line).replace(_TRAINER_UNKNOWN, _SUBSTITUTE)
+            line = _NAMES_OF_TOKENS.sub(less, line).replace(_TRAINER_UNKNOWN, _SUBSTITUTE)
             start = 0
             while len(line) - start > _MAX_LINE_CHARACTERS:
                 limit = start + _MAX_LINE_CHARACTERS

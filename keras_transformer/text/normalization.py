@@ -8,6 +8,7 @@ know. Letters with marks that only one of them knows may be composed by that one
 
 import functools
 import itertools
+import re
 import unicodedata
 from collections.abc import Iterable
 
@@ -20,8 +21,8 @@ def any_of(characters: Iterable[str]) -> str:
     if not codes:
         return r"\b\B"  # which nothing matches
     runs = itertools.groupby(enumerate(codes), lambda place: place[1] - place[0])
-    ranges = ([code for _, code in run] for _, run in runs)
-    return f"[{''.join(f'{chr(codes[0])}-{chr(codes[-1])}' for codes in ranges)}]"
+    ranges = ([re.escape(chr(code)) for _, code in run] for _, run in runs)
+    return f"[{''.join(f'{run[0]}-{run[-1]}' for run in ranges)}]"
 
 
 JOINERS = "\u200c\u200d"  # between letters of Persian and Sinhala, and in emoji
@@ -47,6 +48,11 @@ def compose(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
+def decompose(text: str) -> str:
+    """Returns text in Unicode's normalization form D."""
+    return unicodedata.normalize("NFD", text)
+
+
 @functools.cache
 def rules() -> str:
     """Returns the rules for SentencePiece's trainer, which has none for form C.
@@ -58,7 +64,7 @@ def rules() -> str:
     for character in map(chr, itertools.chain(range(0xD800), range(0xE000, _LAST_COMPOSED))):
         if (composed := compose(character)) != character:
             becomes[character] = composed
-        elif (parts := unicodedata.normalize("NFD", character)) != character:
+        elif (parts := decompose(character)) != character:
             becomes[parts] = character
     return "".join(
         "\t".join(" ".join(f"{ord(c):X}" for c in text) for text in rule) + "\n"

@@ -83,6 +83,11 @@ class Tokenizer(tf.Module):
         text = tf.strings.substr(text, 0, 4 * limit)
         return self._visible(tf.strings.substr(text, 0, limit, unit="UTF8_CHAR"))
 
+    def cuts(self, text: tf.Tensor, max_tokens: int) -> tf.Tensor:
+        """Returns which texts [B] have more characters than are read for `max_tokens`, bool [B]."""
+        limit = self.vocabulary.max_characters(max_tokens)
+        return tf.strings.length(text, unit="UTF8_CHAR") > limit
+
     def _visible(self, text: tf.Tensor) -> tf.Tensor:
         """Returns text [B] as `Vocabulary.visible` does, with its language code apart.
 
@@ -90,7 +95,7 @@ class Tokenizer(tf.Module):
         `Vocabulary.encode`, but an unknown token.
         """
         dropped = f"^{NOTHING_VISIBLE}$|{self.vocabulary.dropped_pattern}"
-        text = tf.strings.regex_replace(text, dropped, "")
+        text = tf.strings.regex_replace(text, dropped, r"\1")
         text = tf.strings.regex_replace(text, self.vocabulary.space_pattern, " ")
         if self.vocabulary.composes:
             text = tf_text.normalize_utf8(text, "NFC")

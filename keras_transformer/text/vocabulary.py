@@ -11,14 +11,20 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import sentencepiece
 from typing_extensions import Self
 
 from keras_transformer.config import BOS_ID, EOS_ID, LANGUAGE_CODE, PAD_ID, UNK_ID, WORD_START
-from keras_transformer.errors import InputError, as_text, check_unicode, writing
+from keras_transformer.errors import (
+    InputError,
+    as_text,
+    check_sentences,
+    check_unicode,
+    writing,
+)
 from keras_transformer.files import local_path, replace_control_characters, write_atomically
 from keras_transformer.text.normalization import (
     IGNORABLE,
@@ -26,6 +32,7 @@ from keras_transformer.text.normalization import (
     SPACES,
     any_of,
     compose,
+    decompose,
 )
 from keras_transformer.text.sentencepiece_model import (
     RESERVED_IDS,
@@ -137,11 +144,17 @@ class Vocabulary:
 
     @functools.cached_property
     def dropped_pattern(self) -> str:
-        """A pattern of the `IGNORABLE` characters that no token has, which are dropped.
+        """A pattern of the `IGNORABLE` characters that no token has, which its group 1 replaces.
 
-        They would be unknown tokens, which change a translation.
+        They would be unknown tokens, which change a translation. After an unknown character they
+        belong to its token: form C keeps them there, to be copied with it.
         """
-        return any_of(self._unknown(IGNORABLE))
+        before = ""
+        has_bytes = self._processor.is_byte(self._processor.piece_to_id("<0x41>"))
+        if self.composes and not has_bytes:
+            known = self._known_characters | {*SPACES, *decompose("".join(self._known_characters))}
+            before = f"^|{any_of(known)}"
+        return f"({before})(?:{any_of(self._unknown(IGNORABLE))})+"
 
     @functools.cached_property
     def space_pattern(self) -> str:
@@ -153,13 +166,17 @@ class Vocabulary:
 
         Unless the vocabulary `composes`, characters that its rules drop are left to these.
         """
-        tokens = enumerate(self._all_pieces)
-        known = set("".join(token for id_, token in tokens if not self._processor.is_unused(id_)))
+        known = self._known_characters
         if self.composes:
             return [c for c in characters if compose(c) not in known]
         forms = self._processor.normalize([f"1{c}1" for c in characters])
         forms = [set(form.replace(WORD_START, "").strip("1")) - {" "} for form in forms]
         return [c for c, form in zip(characters, forms, strict=True) if form and not known & form]
+
+    @functools.cached_property
+    def _known_characters(self) -> set[str]:
+        tokens = enumerate(self._all_pieces)
+        return set("".join(token for id_, token in tokens if not self._processor.is_unused(id_)))
 
     @functools.cached_property
     def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
@@ -172,12 +189,12 @@ class Vocabulary:
         vocabulary `composes`, the rest has normalization form C. A text of nothing visible is
         empty.
         """
-        if text.isascii() and text.isprintable():
+        if text.isascii() and text.isprintable() and not text.isspace():
             return text
         if _NOTHING_VISIBLE.fullmatch(text):
             return ""
         dropped, spaces = self._patterns
-        text = dropped.sub("", text)
+        text = dropped.sub(r"\1", text)
         if not text.isprintable():  # all spaces but one are not: most texts have no other
             text = spaces.sub(" ", text)
         return compose(text) if self.composes else text
@@ -240,7 +257,7 @@ class Vocabulary:
             InputError: a text holds a lone surrogate and so is not Unicode; or begins with a
                 language code that the vocabulary lacks, while it has others.
         """
-        check_not_one_text(texts)
+        check_sentences("texts", texts)
         limit = None if max_tokens is None else self.max_characters(max_tokens)
         sentences = [self.with_code_apart(self.visible(as_text(text)[:limit])) for text in texts]
         try:
@@ -305,12 +322,6 @@ class Vocabulary:
     def _content(self, row: Sequence[int]) -> list[int]:
         before_end = itertools.takewhile(lambda id_: id_ != EOS_ID, row)
         return [int(id_) for id_ in before_end if id_ not in (PAD_ID, BOS_ID)]
-
-
-def check_not_one_text(texts: Iterable[Text]) -> None:
-    """Raises `InputError` for one string where a sequence is meant."""
-    if isinstance(texts, str | bytes):
-        raise InputError(f"expected a sequence of sentences, got one: {texts[:40]!r}; use a list")
 
 
 class SubwordSampler:

@@ -114,6 +114,10 @@ def test_shipped_model_takes_what_people_type():
     capitals = translator.translate(["THE TRAIN IS LATE.", "I like dogs 😀", "2024", "…"])
     assert [each.text for each in capitals[1:]] == ["Ich mag Hunde 😀", "2024", "…"]
     assert capitals[0].text.startswith("DER ZUG ")
+    # Unknown words alone, and words whose letters joiners and selectors join, come back whole.
+    joined = ["Привет мир", "می\u200cخواهم", "I like 👩\u200d💻"]
+    found = [each.text for each in translator.translate(joined)]
+    assert found == [*joined[:2], "Ich mag 👩\u200d💻"]
 
 
 def test_invisible_characters_do_not_change_a_translation():

@@ -143,7 +143,7 @@ def test_bytes_that_are_not_utf8_are_unknown_tokens_beside_invisible_characters(
     assert ids == get_vocabulary("nfc").encode(["old\ue000 old", "\ue000é\ue000"])
 
 
-@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char", "word"])
 @settings(max_examples=10, deadline=None)
 @given(
     lines=st.lists(

@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import re
+import types
 
 import pytest
 import sentencepiece
@@ -167,7 +168,11 @@ def test_largest_and_smallest_size_are_named_and_the_default_is_the_largest(kind
     [
         ([], {}, "there is no text"),
         (["", "\u200b"], {}, "there is no text"),
-        ("ein Hund", {}, "a sequence of sentences, got one: 'ein Hund'"),
+        ("ein Hund", {}, "sentences must be a list of sentences, got one: 'ein Hund'"),
+        ({"ein": "Hund"}, {}, "must be a list of sentences, got a dict"),
+        (None, {}, "must be a list of sentences, got a NoneType"),
+        (SENTENCES, {"symbols": [""]}, "symbols must be words in .*, got ''"),
+        (SENTENCES, {"symbols": ["cafe\u0301"]}, "symbols must be words in normalization form C"),
         (["ab\udcff"], {}, "must be Unicode, got a lone"),
         ([b"gr\xfcn"], {}, r"text must be UTF-8, got b'gr\\xfcn'"),
         (["ein", None], {}, "text must be a string, got None"),
@@ -186,10 +191,14 @@ def test_wrong_text_and_options_are_rejected(sentences, options, message):
         learn_vocabulary(sentences, **{"size": 60, **options})
 
 
+TABLE = types.SimpleNamespace(columns=["en"], __iter__=iter)
+
+
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda vocabulary: vocabulary.encode("ein Hund"), "a sequence of sentences, got one:"),
+        (lambda vocabulary: vocabulary.encode("ein Hund"), "a list of sentences, got one:"),
+        (lambda vocabulary: vocabulary.encode(TABLE), "a list of sentences, got a SimpleNamespace"),
         (lambda vocabulary: vocabulary.encode(["ein", "ab\udcff"]), "must be Unicode, got a lone"),
         (lambda vocabulary: vocabulary.decode([[5, -1]]), "out of range"),
         (lambda vocabulary: vocabulary.pieces([5, 80]), "out of range"),
