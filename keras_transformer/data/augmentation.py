@@ -1,8 +1,4 @@
-"""Pairs as people type them: a parallel text and altered copies, to train on both.
-
-Tidy text teaches nothing about capitals, missing punctuation and misspelt words, nor that numbers,
-addresses and words of other scripts are copied.
-"""
+"""Pairs as people type them: a parallel text and altered copies, to train on both."""
 
 import dataclasses
 import random
@@ -12,36 +8,27 @@ from typing import Any
 
 from keras_transformer.data.corpus import PairSource
 
+_WEIGHTS = {"capitals": 4, "title": 1, "unpunctuated": 2, "lower": 2, "typing": 3, "item": 6}
 # Names and numbers that occur on both sides give way to items, which are their own translation: 0
-# stands for a digit, X and Y for made-up words, Z for one of another script or an emoji.
+# is a digit, X and Y are made-up words, Z has letters between two of _SCRIPTS, or emoji.
 _NAME = re.compile(r"\b(?:[A-Z]\w{2,}|\d[\d.,:]*\d|\d)(?!\w)")
 _ITEMS = (
-    "0", "00", "00", "000", "0000", "0000", "00000", "0000000", "0.0", "0.00", "00.0", "00,0",
-    "0,000", "00,000", "000,000", "00:00", "0:00", "0000-00-00", "00.00.0000", "0/00/0000",
-    "00%", "0-0", "00-00", "000-0000", "000 0000", "+00 00 000000", "0x0", "0th", "0000s", "Y0",
-    "X.com", "www.X.org", "X.de/X", "X.co.uk", "https://X.com", "https://www.X.net/X",
-    "http://X.X.org/X/0000/00/X.html", "X.com/X-X/X", "X@X.com", "X.X@X.de", "X_00@X-X.org",
-    "<X>", "</X>", "&lt;X&gt;", "@X", "#X", "X00", "Y-000", "…", "...", "?!", "-",
-    "Y", "Y", "Y", "Y", "Y,Y", "Y Y", "YZX", "YZ", "Z", "Z", "Z", "Z", "Z",
+    "0", "00", "000", "0000", "00000", "0000000", "0.0", "0.00", "00,0", "0,000", "00,000",
+    "00:00", "0:00", "0000-00-00", "00.00.0000", "0/00/0000", "00%", "0-0", "000-0000", "000 0000",
+    "+00 00 000000", "0th", "0000s", "X.com", "www.X.org", "X.de/X", "https://www.X.net/X",
+    "http://X.X.org/X/0000/00/X.html", "X@X.com", "X.X@X.de", "X_00@X-X.org", "<X>", "</X>",
+    "&lt;X&gt;", "@X", "#X", "X00", "Y-000", "…", "?!", "Y", "Y", "Y", "Y Y", "YZX", "Z", "Z", "Z",
 )  # fmt: skip
-# The first and last letters of scripts, and emoji.
-_SCRIPTS = ("Āž", "Āž", "Ая", "Αω", "את", "بي", "一龥", "あん", "アン", "😀🙏", "🌀🗿")
+_SCRIPTS = ("Āž", "Ая", "αω", "את", "بي", "一龥", "あん", "アン", "😀🙏", "🌀🗿")
 
 
 @dataclasses.dataclass(frozen=True)
 class AugmentedPairs:
-    """A parallel text in which altered copies follow a share of the pairs, always the same.
-
-    Attributes:
-        pairs: the text.
-        share: of the pairs, which have a copy.
-        other_scripts: whether copies have words of other scripts. Not to learn a vocabulary from:
-            their characters stay unknown tokens, which a model learns to copy.
-    """
+    """A text in which altered copies follow a share of the pairs, always the same ones."""
 
     pairs: PairSource
     share: float
-    other_scripts: bool = True
+    other_scripts: bool = True  # not to learn a vocabulary: models learn to copy unknown tokens
 
     def __str__(self) -> str:
         return str(self.pairs)
@@ -56,50 +43,38 @@ class AugmentedPairs:
             yield pair
             draw = random.Random(number)
             if draw.random() < self.share:
-                yield _altered(draw, *pair, self.other_scripts)
+                form = draw.choice(_ITEMS).replace("Z", "Z" if self.other_scripts else "Y")
+                yield _altered(draw, *pair, "".join(_filled(draw, place) for place in form))
 
 
-def _altered(draw: random.Random, source: str, target: str, other_scripts: bool) -> tuple[str, str]:
-    kinds = ("capitals", "title", "unpunctuated", "lower", "typing", "items", "item alone")
-    kind = draw.choices(kinds, weights=(4, 1, 2, 2, 3, 4, 2))[0]
-    item = draw.choice(_ITEMS)
-    item = item if other_scripts else item.replace("Z", "Y")
-    item = re.sub("[0XYZ]", lambda match: _filled(draw, match[0]), item)
-    if kind == "item alone":
-        return item, item
-    if kind == "items":
-        shared = sorted(set(_NAME.findall(source)) & set(_NAME.findall(target)))
-        name = re.escape(draw.choice(shared)) + r"(?!\w)" if shared else "$"
-        item = item if shared else f" {item}"
-        source, target = (re.sub(name, lambda _: item, text, count=1) for text in (source, target))
-        return source, target
+def _altered(draw: random.Random, source: str, target: str, item: str) -> tuple[str, str]:
+    (kind,) = draw.choices([*_WEIGHTS], [*_WEIGHTS.values()])
+    if kind == "item":  # in place of a name, or alone
+        shared = sorted({*_NAME.findall(source)} & {*_NAME.findall(target)})
+        if not shared or draw.random() < 0.3:
+            return item, item
+        name = rf"\b{re.escape(draw.choice(shared))}(?!\w)"
+        return re.sub(name, lambda _: item, source), re.sub(name, lambda _: item, target)
     if kind == "typing":  # a letter swapped, lost or doubled; other apostrophes
         place = draw.randrange(max(len(source) - 1, 1))
         pair = source[place : place + 2]
-        if pair.isalpha():
-            pair = draw.choice((pair[::-1], pair[:1], pair[1:], pair[0] + pair))
+        pair = draw.choice((pair[::-1], pair[:1], pair[:1] + pair)) if pair.isalpha() else pair
         typed = source[:place] + pair + source[place + 2 :]
         return typed.replace("'", draw.choice("'`’´")), target
     if kind == "title":
-        return _titled(source), _titled(target)
+        titles = [re.sub(r"(?<!\S)\w", lambda c: c[0].upper(), text) for text in (source, target)]
+        return titles[0], titles[1]
     if kind != "capitals" or draw.random() < 0.5:
         source, target = source.rstrip(" .!?…"), target.rstrip(" .!?…")
     if kind == "capitals":
         return source.upper(), target.upper()
-    return (source.lower() if kind == "lower" else source), target
-
-
-def _titled(text: str) -> str:
-    return re.sub(r"(?<!\S)\w", lambda match: match[0].upper(), text)
+    return source.lower() if kind == "lower" else source, target
 
 
 def _filled(draw: random.Random, place: str) -> str:
-    if place == "0":
-        return draw.choice("0123456789")
-    if place == "Z":
-        first, last = map(ord, draw.choice(_SCRIPTS))
-        return "".join(chr(draw.randint(first, last)) for _ in range(draw.randint(1, 8)))
-    word = "".join(
-        draw.choice("bcdfghjklmnprstvwz") + draw.choice("aeiou") for _ in range(draw.randint(1, 4))
-    )
+    if place not in "0XYZ":
+        return place
+    first, last = {"0": "09", "Z": draw.choice(_SCRIPTS)}.get(place, "az")
+    count = 1 if place == "0" else draw.randint(1, 8)
+    word = "".join(chr(draw.randint(ord(first), ord(last))) for _ in range(count))
     return word.title() if place == "Y" else word
