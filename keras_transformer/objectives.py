@@ -263,14 +263,14 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up to a peak, then a constant rate or a decay to 0 just after the last update.
 
     With p = (step - warmup_steps) / (train_steps + 1 - warmup_steps), the rate after warm-up is the
-    peak times 1 - p ("linear"), (1 + cos(pi p)) / 2 ("cosine", Loshchilov and Hutter 2017, eq. 5,
-    without restarts), or 1 ("constant"). The first update is step 1.
+    peak times (1 + cos(pi p)) / 2 ("cosine", Loshchilov and Hutter 2017, eq. 5, without restarts),
+    or 1 ("constant"). The first update is step 1.
 
     Args:
         peak: the highest rate.
         warmup_steps: updates until the peak; 1 means no warm-up.
         train_steps: updates in total.
-        decay: "constant", "linear" or "cosine".
+        decay: "constant" or "cosine".
 
     Example:
         >>> schedule = WarmUp(1e-3, warmup_steps=100, train_steps=1000, decay="cosine")
@@ -281,7 +281,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         self, peak: float, warmup_steps: int, train_steps: int, decay: str = "constant"
     ) -> None:
         super().__init__()
-        check_choice("decay", decay, ("constant", "linear", "cosine"))
+        check_choice("decay", decay, ("constant", "cosine"))
         if warmup_steps < 1 or train_steps < 1:
             raise InputError(
                 f"warmup_steps and train_steps must be at least 1, got {warmup_steps} and "
@@ -302,9 +302,7 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         decay_steps = max(self.train_steps + 1 - self.warmup_steps, 1)
         progress = ops.clip((step - self.warmup_steps) / decay_steps, 0.0, 1.0)
         factor = ops.ones_like(step)
-        if self.decay == "linear":
-            factor = 1.0 - progress
-        elif self.decay == "cosine":
+        if self.decay == "cosine":
             factor = (1.0 + ops.cos(math.pi * progress)) / 2
         return self.peak * ops.minimum(step / self.warmup_steps, factor)
 

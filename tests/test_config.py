@@ -183,8 +183,6 @@ MISTAKES = [
     (TrainingConfig, dict(stop_metric="bleu", validation_time_share=0.0), "validation_time_share"),
     (TrainingConfig, dict(schedule="cosine", warmup_steps=9, train_steps=9), "warmup_steps"),
     (TrainingConfig, dict(stop_patience=5), "stop_patience"),
-    (TrainingConfig, dict(optimizer="adamw"), "weight_decay"),
-    (TrainingConfig, dict(schedule="inverse_sqrt"), "learning_rate"),
     (SearchConfig, dict(banned_phrases=["a", " "]), "banned_phrases"),
     (SearchConfig, dict(num_translations=5), "num_translations"),
     (SearchConfig, dict(temperature=0.5), "temperature"),

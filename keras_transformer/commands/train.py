@@ -67,10 +67,6 @@ _COMPILE_CACHE = flags.DEFINE_string(
     "Folder in which XLA keeps compiled programs for resumed and later runs; empty turns "
     "it off. Default: keras-transformer in $XDG_CACHE_HOME or ~/.cache.",
 )
-_CACHE_DIR = command_flags.define_path(
-    "cache_dir",
-    "Folder for the tokenized text, which several runs may share. Default: <run_dir>/tokens.",
-)
 flags.DEFINE_enum(
     "preset",
     settings.DEFAULT_PRESET,
@@ -121,9 +117,9 @@ def main(arguments: list[str]) -> None:
     strategy = distribution.make_strategy(_STRATEGY.value)  # the first thing that TensorFlow does
     run = RunDirectory(_RUN_DIR.value)
     configs = _find_configs(run, options)
-    devs = _read_texts(configs)
+    dev = _read_texts(configs)
     say = functools.partial(print, flush=True)
-    corpus = prepare_run(run, configs, strategy=strategy, cache_dir=_CACHE_DIR.value, say=say)
+    corpus = prepare_run(run, configs, strategy=strategy, say=say)
     if run.is_finished():
         print(f"Nothing to do: {_end_of(run)}.")
         return
@@ -138,7 +134,7 @@ def main(arguments: list[str]) -> None:
         trainer.train(
             run,
             corpus,
-            devs,
+            dev,
             strategy=strategy,
             jit_compile=jit_compile,
             tensorboard=bool(_TENSORBOARD.value),
@@ -167,7 +163,7 @@ def _end_of(run: "RunDirectory") -> str:
             f"{training.stop_metric} stopped the run early, at step {step:,} of "
             f"{training.train_steps:,}; raise --stop_patience to train on"
         )
-    is_over = training.schedule in ("cosine", "linear")  # its rate has come to 0
+    is_over = training.schedule == "cosine"  # its rate has come to 0
     way = "begin another run with --start_from" if is_over else "raise --train_steps"
     return f"the run has reached its last step, {step:,}; {way} to train on"
 
@@ -193,16 +189,16 @@ def _find_configs(run: "RunDirectory", options: dict[str, Any]) -> "RunConfigs":
     return configs
 
 
-def _read_texts(configs: "RunConfigs") -> "list[ParallelText]":
-    """Returns the dev sets; reports faults of dev and test files before training."""
-    from keras_transformer.training.prepare import read_test_text, read_validation_texts
+def _read_texts(configs: "RunConfigs") -> "ParallelText | None":
+    """Returns the dev set; reports faults of dev and test files before training."""
+    from keras_transformer.training.prepare import read_dev_text, read_test_text
     from keras_transformer.training.validation import check_validation
 
-    devs = read_validation_texts(configs.required_data, configs.task)
-    check_validation(configs.training, devs[0] if devs else None)
-    if not devs:
+    dev = read_dev_text(configs.required_data, configs.task)
+    check_validation(configs.training, dev)
+    if dev is None:
         print("There is no dev set; name one with --dev_source and --dev_target, or --dev_file.")
     # Those of a run that is resumed may be gone.
     if (flags.FLAGS.test_source, flags.FLAGS.test_file) != (None, None):
         read_test_text(configs.required_data, task=configs.task)
-    return devs
+    return dev

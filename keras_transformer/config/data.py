@@ -41,8 +41,8 @@ class DataConfig(JsonConfig):
     )
     dev_source: str | None = option(
         None,
-        "Source side of the dev set, on which loss and metric are measured at each checkpoint. "
-        "Further files, separated by commas, are scored with the metric only.",
+        "Source side of the dev set, on which loss and metric are measured at each checkpoint; one "
+        "file, or several separated by commas.",
         is_path=True,
     )
     dev_target: str | None = option(

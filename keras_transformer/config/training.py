@@ -22,15 +22,10 @@ class TrainingConfig(JsonConfig):
     batch_sentences: int | None = option(
         None, "Most sentence pairs of a batch; batch_tokens limits it too.", minimum=1
     )
-    optimizer: Literal["adam", "adamw", "adafactor", "lion", "muon"] = option(
-        "adam",
-        "adam (with the paper's settings, 5.3), adamw (needs weight_decay), or Keras's "
-        "Adafactor, Lion or Muon.",
-    )
-    schedule: Literal["paper", "inverse_sqrt", "cosine", "linear", "constant"] = option(
+    schedule: Literal["paper", "cosine", "constant"] = option(
         "paper",
-        "Learning rate after the warm-up: paper (5.3), inverse_sqrt (the same shape, your "
-        "peak), cosine or linear (to 0 at train_steps), or constant.",
+        "Learning rate after the warm-up: paper (with the inverse square root of the step, 5.3), "
+        "cosine (to 0 at train_steps), or constant.",
     )
     learning_rate: float | None = option(
         None,
@@ -62,19 +57,6 @@ class TrainingConfig(JsonConfig):
         "Decoupled weight decay of matrices, times the learning rate (Loshchilov and Hutter 2019).",
         minimum=0,
     )
-    ema_decay: float | None = option(
-        None,
-        "Decay of an exponential moving average of the weights, which validation, averaging "
-        "and translation then use. Default: no moving average.",
-        above=0,
-        below=1,
-    )
-    max_bad_steps: int = option(
-        20,
-        "Stop after this many consecutive updates were skipped for a non-finite gradient.",
-        minimum=1,
-        may_change=True,
-    )
     checkpoint_steps: int = option(1000, "Updates between checkpoints.", minimum=1)
     validation_steps: int | None = option(
         None,
@@ -85,14 +67,10 @@ class TrainingConfig(JsonConfig):
         needs_dev_set=True,
     )
     keep_checkpoints: int = option(
-        20, "Newest checkpoints to keep, at least average_last.", minimum=1, may_change=True
-    )
-    keep_best: int = option(
-        1,
-        "Checkpoints to keep besides, those with the best dev metric; at least average_best.",
-        minimum=0,
+        20,
+        "Newest checkpoints to keep, at least average_last; the best one stays too.",
+        minimum=1,
         may_change=True,
-        needs_dev_set=True,
     )
     average_last: int = option(
         5,
@@ -156,15 +134,9 @@ class TrainingConfig(JsonConfig):
             raise InputError(
                 f"{name} needs the dev set to be searched, but validation_time_share is 0; raise it"
             )
-        if self.optimizer == "adamw" and not self.weight_decay:
-            raise InputError("optimizer adamw needs weight_decay above 0, for example 0.01")
-        if self.schedule == "inverse_sqrt" and self.learning_rate is None:
+        if self.schedule == "cosine" and self.warmup_steps >= self.train_steps:
             raise InputError(
-                "schedule inverse_sqrt needs learning_rate, its peak; schedule paper computes it"
-            )
-        if self.schedule in ("cosine", "linear") and self.warmup_steps >= self.train_steps:
-            raise InputError(
-                f"schedule {self.schedule} needs steps after its warm-up, but warmup_steps is "
+                f"schedule cosine needs steps after its warm-up, but warmup_steps is "
                 f"{self.warmup_steps:,} of {self.train_steps:,} train_steps; lower it"
             )
         if max(self.event_steps) % min(self.event_steps):

@@ -1,6 +1,6 @@
 """Token ids on disk: text is tokenized once, and read back as long as nothing has changed.
 
-A cache folder belongs to one run, or is shared by several. In it:
+In the cache folder of a run:
 
     tokens-<hash>/        a corpus; the hash is of all inputs: text, vocabularies and filters
         manifest.json     inputs; type, length and digest of each array; counts of dropped pairs

@@ -49,14 +49,6 @@ class Metric:
         """Returns a number that is higher for better values."""
         return value if self.higher_is_better else -value
 
-    def of_dev_set(self, number: int) -> "Metric":
-        """Returns the metric of a dev set by its number; the first has the plain name."""
-        if number == 1:
-            return self
-        return dataclasses.replace(
-            self, name=f"{self.name}_{number}", label=f"{self.label} ({number})"
-        )
-
     @property
     def worst(self) -> float:
         """Stands for a value that is undefined."""
@@ -146,8 +138,8 @@ class Task(JsonConfig, abc.ABC):
             split: "train", "validation", "test", or another split of the data sets.
 
         Returns:
-            Streams, none if the configuration names nothing for this split; for validation each
-            is a dev set. A source text with several references occurs once with each.
+            Streams, none if the configuration names nothing for this split. A source text with
+            several references occurs once with each.
         """
         from keras_transformer.data import DatasetSplit, FilePair
 

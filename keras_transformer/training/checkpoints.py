@@ -1,6 +1,6 @@
 """The checkpoints of a run: a file of arrays for each, and one manifest.
 
-step-4000.safetensors  weights, optimizer, random states and moving averages after 4,000 updates
+step-4000.safetensors  weights, optimizer and random states after 4,000 updates
 average.safetensors    the mean of the weights of several checkpoints: the result of the run
 manifest.json          the SHA-256 of each file, and the dev metrics of each validated step
 
@@ -153,7 +153,6 @@ class Checkpoints:
         step: int,
         *,
         metrics: Mapping[str, float] | None = None,
-        average_weights: Mapping[str, Variable] | None = None,
         extra: Mapping[str, Variable] | None = None,
     ) -> None:
         """Writes checkpoint `step-<step>` and drops the average, then those that are not kept.
@@ -161,12 +160,12 @@ class Checkpoints:
         Args:
             model: gives the weights, the states of dropout and the optimizer.
             step, metrics: updates so far, and the metrics of the dev set then.
-            average_weights, extra: moving averages by the weight's path; other variables by name.
+            extra: other variables by name.
 
         Raises:
             InputError: a weight is not finite, or the disk full; the earlier checkpoints stay.
         """
-        variables = _training_variables(model, average_weights, extra)
+        variables = _training_variables(model, extra)
         self._write(f"step-{step}", variables, step, metrics)
         # Later checkpoints are damaged ones, and are rewritten.
         steps = [other for other in self.steps() if other <= step]
@@ -210,7 +209,7 @@ class Checkpoints:
     # Reading
 
     def restore(self, model: keras.Model, which: str = "auto") -> None:
-        """Gives a model the weights of a checkpoint, or their moving averages if it has them.
+        """Gives a model the weights of a checkpoint.
 
         Args:
             model: built.
@@ -226,7 +225,6 @@ class Checkpoints:
         self,
         model: keras.Model,
         *,
-        average_weights: Mapping[str, Variable] | None = None,
         extra: Mapping[str, Variable] | None = None,
     ) -> int:
         """Sets all that `save` was given to the newest checkpoint that is not damaged.
@@ -242,14 +240,10 @@ class Checkpoints:
             return 0
         name = self._newest_whole(names)
         arrays = self._load(name)
-        if name == START:  # the weights that the run begins with, also those of the moving average
-            weights = _weights(arrays)
-            assign(by_name(model, model.weights), weights, self.path(name))
-            for path, average in (average_weights or {}).items():
-                average.assign(weights[path])
+        if name == START:
+            assign(by_name(model, model.weights), _weights(arrays), self.path(name))
         else:
-            variables = _training_variables(model, average_weights, extra)
-            assign(variables, arrays, self.path(name))
+            assign(_training_variables(model, extra), arrays, self.path(name))
         return int(name.removeprefix("step-"))
 
     def average(self, model: keras.Model, steps: Sequence[int]) -> None:
@@ -348,9 +342,7 @@ def value_of(variable: Variable) -> Variable:
 
 
 def _training_variables(
-    model: keras.Model,
-    average_weights: Mapping[str, Variable] | None,
-    extra: Mapping[str, Variable] | None,
+    model: keras.Model, extra: Mapping[str, Variable] | None
 ) -> dict[str, Variable]:
     """Returns the variables that training resumes from.
 
@@ -361,7 +353,6 @@ def _training_variables(
     states = [variable for variable in model.variables if id(variable) not in is_weight]
     groups: dict[str, Mapping[str, Variable]] = {
         "weights": by_name(model, model.weights),
-        "average_weights": average_weights or {},
         "states": {str(number): state for number, state in enumerate(states)},
         "optimizer": {str(number): x for number, x in enumerate(model.optimizer.variables)},
         "extra": extra or {},
@@ -378,8 +369,7 @@ def _write_arrays(path: pathlib.Path, variables: Mapping[str, Variable], step: i
     """
     arrays = {name: np.asarray(value_of(variable).numpy()) for name, variable in variables.items()}
     for name, array in arrays.items():
-        is_weight = name.startswith(("weights/", "average_weights/"))
-        if step is not None and is_weight and not np.isfinite(array).all():
+        if step is not None and name.startswith("weights/") and not np.isfinite(array).all():
             raise InputError(
                 f"{name} is not finite after step {step}, so no checkpoint was written; train "
                 "another run with a lower learning_rate or clip_norm"
@@ -390,11 +380,7 @@ def _write_arrays(path: pathlib.Path, variables: Mapping[str, Variable], step: i
         raise OSError(0, str(error)) from error
 
 
-def _weights(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Returns the weights in a checkpoint by path: their moving averages if it has them."""
-    weights: dict[str, npt.NDArray[Any]] = {}
-    for group in ("weights/", "average_weights/"):  # these lack frozen weights
-        for name, array in arrays.items():
-            if name.startswith(group):
-                weights[name.removeprefix(group)] = array
-    return weights
+def _weights(arrays: Arrays) -> Arrays:
+    """Returns the weights in a checkpoint by path."""
+    group = "weights/"
+    return {name.removeprefix(group): x for name, x in arrays.items() if name.startswith(group)}

@@ -1,11 +1,9 @@
-"""What a run trains with: optimizer, schedule, loss, metrics, frozen parts, moving average."""
+"""What a run trains with: optimizer, schedule, loss, metrics, frozen parts."""
 
 import concurrent.futures
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-import keras
 import tensorflow as tf
 
 from keras_transformer.config import TrainingConfig, split_list
@@ -23,7 +21,6 @@ from keras_transformer.objectives import (
     TokenAccuracy,
     WarmUp,
 )
-from keras_transformer.training.checkpoints import by_name
 
 
 def compile_for_training(
@@ -36,8 +33,13 @@ def compile_for_training(
         training: the hyperparameters.
         jit_compile: as in `TokenWeightedModel.compile`.
     """
-    schedule = _schedule(training, model.config.model_dim)
-    optimizer = _optimizer(training, schedule)
+    optimizer = FusedAdam(
+        _schedule(training, model.config.model_dim),
+        beta_1=0.9,
+        beta_2=0.98,
+        epsilon=1e-9,
+        weight_decay=training.weight_decay or None,
+    )
     if training.weight_decay:
         # Decay of gains and biases would only keep norms from doing their work.
         vectors = [weight for weight in model.trainable_weights if len(weight.shape) < 2]
@@ -99,30 +101,12 @@ def compile_shapes(model: Seq2SeqModel, shapes: Sequence[BatchShape], show: bool
 
 def _schedule(training: TrainingConfig, model_dim: int) -> Any:
     warmup_steps, peak = training.warmup_steps, training.learning_rate
-    if training.schedule in ("paper", "inverse_sqrt"):
-        if peak is None:
-            return InverseSquareRoot(model_dim, warmup_steps)
-        return InverseSquareRoot.with_peak(peak, warmup_steps)
-    peak = (model_dim * warmup_steps) ** -0.5 if peak is None else peak
-    return WarmUp(peak, warmup_steps, training.train_steps, training.schedule)
-
-
-def _optimizer(training: TrainingConfig, schedule: Any) -> keras.optimizers.Optimizer:
-    decay = training.weight_decay or None
-    if training.optimizer == "adafactor":
-        # Its own cap of the rate at 1 / sqrt(step) remains.
-        return keras.optimizers.Adafactor(schedule, relative_step=False, weight_decay=decay)
-    if training.optimizer == "lion":
-        return keras.optimizers.Lion(schedule, weight_decay=decay)
-    if training.optimizer == "muon":
-        # Its Adam updates vectors, embeddings and learned positions, and the output projection.
-        return keras.optimizers.Muon(
-            schedule,
-            exclude_layers=["/table$", "^[^/]+/projection/"],
-            weight_decay=decay,
-            adam_weight_decay=decay,
-        )
-    return FusedAdam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9, weight_decay=decay)
+    if training.schedule != "paper":
+        peak = (model_dim * warmup_steps) ** -0.5 if peak is None else peak
+        return WarmUp(peak, warmup_steps, training.train_steps, training.schedule)
+    if peak is None:
+        return InverseSquareRoot(model_dim, warmup_steps)
+    return InverseSquareRoot.with_peak(peak, warmup_steps)
 
 
 def freeze(model: Seq2SeqModel, parts: str | None) -> None:
@@ -143,62 +127,3 @@ def freeze(model: Seq2SeqModel, parts: str | None) -> None:
             weight.trainable = False
     if not model.trainable_weights:
         raise InputError(f"freeze {parts} leaves no weights to train; name fewer parts")
-
-
-class WeightAverage:
-    """An exponential moving average of a model's trainable weights.
-
-    After step t, average = d * average + (1 - d) * weights with
-    d = min(decay, (1 + t) / (10 + t)), so that the first values are forgotten soon (Abadi et al.
-    2016, tf.train.ExponentialMovingAverage).
-
-    Args:
-        model: built under the strategy that trains it.
-        decay: d in the long run, between 0 and 1.
-        jit_compile: whether XLA compiles the update of the averages, on one device.
-
-    Attributes:
-        variables: the averages by the weights' paths within the model, for checkpoints.
-    """
-
-    def __init__(self, model: keras.Model, decay: float, jit_compile: bool = False) -> None:
-        self._weights = model.trainable_weights
-        self._decay = decay
-        self._strategy = model.distribute_strategy
-        with self._strategy.scope():
-            # Each replica averages its own copy of the weights: they need not communicate.
-            averages = [
-                tf.Variable(
-                    weight.value,
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-                )
-                for weight in self._weights
-            ]
-        self.variables = dict(zip(by_name(model, self._weights), averages, strict=True))
-        is_compiled = jit_compile and self._strategy.num_replicas_in_sync == 1
-        self._update = tf.function(self._update_all, autograph=False, jit_compile=is_compiled)
-
-    def update(self, step: int) -> None:
-        """Takes in the weights after a step."""
-        self._update(tf.constant(min(self._decay, (1 + step) / (10 + step)), tf.float32))
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Gives the model the averages for a while."""
-        trained = [tf.identity(weight.value) for weight in self._weights]
-        for weight, average in zip(self._weights, self.variables.values(), strict=True):
-            weight.assign(average.read_value())
-        try:
-            yield
-        finally:
-            for weight, value in zip(self._weights, trained, strict=True):
-                weight.assign(value)
-
-    def _update_all(self, decay: tf.Tensor) -> None:
-        def update() -> None:
-            for weight, average in zip(self._weights, self.variables.values(), strict=True):
-                average.assign_add((1 - decay) * (tf.convert_to_tensor(weight.value) - average))
-
-        self._strategy.run(update)

@@ -17,7 +17,7 @@ from keras_transformer.data import (
     cached_corpus,
 )
 from keras_transformer.errors import InputError
-from keras_transformer.files import Path, local_path
+from keras_transformer.files import Path
 from keras_transformer.tasks import Task, TranslationTask
 from keras_transformer.text import SubwordSampler, Vocabulary, learn_vocabulary
 from keras_transformer.text.learning import kind_of
@@ -38,7 +38,6 @@ def training_corpus(
     folder: Path,
     *,
     task: Task = _TRANSLATION,
-    cache_dir: Path | None = None,
     say: Say = lambda line: None,
 ) -> TokenizedCorpus:
     """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`.
@@ -48,7 +47,6 @@ def training_corpus(
         vocabularies: of source and target.
         folder: of the run, for the tokenized text.
         task: reads the text.
-        cache_dir: instead of the folder, one that several runs share.
         say: receives a line for each reason that pairs were dropped for.
     """
     subword_samplers(data, vocabularies)  # reports vocabularies without subwords first
@@ -56,7 +54,7 @@ def training_corpus(
     if data.augment:
         sources = [AugmentedPairs(source, data.augment) for source in sources]
     corpus = cached_corpus(
-        folder if cache_dir is None else local_path(cache_dir),
+        folder,
         sources,
         vocabularies,
         max_length=data.max_length,
@@ -68,17 +66,14 @@ def training_corpus(
     return corpus
 
 
-def read_validation_texts(data: DataConfig, task: Task = _TRANSLATION) -> list[ParallelText]:
-    """Returns the pairs of each dev set, of which the first decides; none where none is named."""
-    return [_read([source]) for source in task.pair_sources(data, "validation")]
+def read_dev_text(data: DataConfig, task: Task = _TRANSLATION) -> ParallelText | None:
+    """Returns the pairs of the dev set, see `Task.pair_sources`; None if the run has none."""
+    sources = task.pair_sources(data, "validation")
+    return _read(sources) if sources else None
 
 
 def read_test_text(data: DataConfig, task: Task = _TRANSLATION) -> ParallelText:
-    """Returns the pairs of the test set, see `Task.pair_sources`.
-
-    Raises:
-        InputError: the configuration names none.
-    """
+    """Returns the pairs of the test set; `InputError` if the configuration names none."""
     sources = task.pair_sources(data, "test")
     if not sources:
         raise InputError("this run names no test files: give --source and --target of a test set")

@@ -31,6 +31,7 @@ from keras_transformer.training.metrics import (
     keep_rows,
 )
 from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.validation import DevMetric
 
 
 class TrainingLog:
@@ -42,7 +43,8 @@ class TrainingLog:
     Args:
         run: the run.
         model: compiled, under the strategy that trains it.
-        dev_metrics: the metrics of the task, each with its `DevMetric`.
+        metric: the task's.
+        dev_metric: measures it, if the dev set is searched.
         step: where the run resumes; rows beyond it are dropped, and written again.
         train_steps: of the run.
         tensorboard, show: as in `train`.
@@ -53,14 +55,15 @@ class TrainingLog:
         run: RunDirectory,
         model: Seq2SeqModel,
         *,
-        dev_metrics: Mapping[Metric, Any],
+        metric: Metric,
+        dev_metric: DevMetric | None,
         step: int,
         train_steps: int,
         tensorboard: bool,
         show: bool,
     ) -> None:
         self._model = model
-        self._dev_metrics = dev_metrics
+        self._metric, self._dev_metric = metric, dev_metric
         self._path = run.metrics_path
         self._train_steps = train_steps
         self._writes = worker_index(model.distribute_strategy) == 0
@@ -103,7 +106,7 @@ class TrainingLog:
         Args:
             step: updates of the run so far.
             metrics: the model's since their reset; none before the first update.
-            dev_values: measures the dev sets, after the time of the row has been taken.
+            dev_values: measures the dev set, after the time of the row has been taken.
 
         Returns:
             What `dev_values` returned.
@@ -111,7 +114,7 @@ class TrainingLog:
         row = self._make_row(step, {name: float(value) for name, value in metrics.items()})
         values = dev_values()
         if self._writes:
-            names = [metric.name for metric in (*VALIDATION_METRICS, *self._dev_metrics)]
+            names = [metric.name for metric in (*VALIDATION_METRICS, self._metric)]
             row |= {name: values[name] for name in names if name in values}
             append_row(self._path, row)
             if self._board:
@@ -157,12 +160,12 @@ class TrainingLog:
                 self._bar.set_postfix_str("  ".join(parts))
         if dev_values(row):
             dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
-            metrics = [
-                _measured(metric, measure, row[metric.name])
-                for metric, measure in self._dev_metrics.items()
-                if metric.name in row
-            ]
-            self._print(row, [*_quality(dev), *metrics, "on the dev set"])
+            parts = _quality(dev)
+            if self._dev_metric:
+                parts.append(f"{self._metric.label} {row[self._metric.name]:.2f}")
+                count, total = self._dev_metric.num_sentences, self._dev_metric.num_all
+                parts += [f"({count:,} of {total:,})"] if count < total else []
+            self._print(row, [*parts, "on the dev set"])
 
     def _print(self, row: Row, parts: Iterable[str]) -> None:
         total = f"{self._train_steps:,}"
@@ -173,8 +176,3 @@ class TrainingLog:
 def _quality(row: Mapping[str, float]) -> list[str]:
     labels = {"loss": "loss {:#.4g}", "perplexity": "ppl {:#.4g}", "accuracy": "acc {:5.1%}"}
     return [label.format(row[name]) for name, label in labels.items() if name in row]
-
-
-def _measured(metric: Metric, measure: Any, value: float) -> str:
-    count, total = measure.num_sentences, measure.num_all
-    return f"{metric.label} {value:.2f}" + (f" ({count:,} of {total:,})" if count < total else "")

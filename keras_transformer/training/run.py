@@ -38,7 +38,7 @@ from keras_transformer.training.prepare import (
     Say,
     check_symbols,
     make_vocabularies,
-    read_validation_texts,
+    read_dev_text,
     training_corpus,
     with_room_for_targets,
 )
@@ -217,7 +217,7 @@ class RunDirectory:
         """Extra state that determines the run's numbers; empty before training.
 
         "max_shapes" is how many shapes batches may have, "text" and "dev" are digests of the text
-        to train on and of the dev sets.
+        to train on and of the dev set.
         """
         with self._config() as values:
             return dict(values.get("trained_with", {}))
@@ -283,7 +283,7 @@ class RunDirectory:
             folder,
             metric=configs.task.metric,
             keep=max(training.keep_checkpoints, training.average_last),
-            keep_best=max(training.keep_best, training.average_best or 0),
+            keep_best=training.average_best or 1,
             every=training.checkpoint_steps,
             end=training.train_steps,
         )
@@ -317,20 +317,16 @@ class RunDirectory:
         is_at_end = step >= self.configs().training.train_steps or self.is_stalled(step)
         return is_at_end and checkpoints.has_average()
 
-    def corpus(self, **options: Any) -> TokenizedCorpus:
-        """Returns the text that the run trains on, from its token cache or tokenized now.
-
-        Args:
-            **options: see `training_corpus`.
-        """
+    def corpus(self, say: Say = lambda line: None) -> TokenizedCorpus:
+        """Returns the text that the run trains on, from its token cache or tokenized now."""
         configs, folder = self.configs(), self.path / "tokens"
         data, task = configs.required_data, configs.task
-        return training_corpus(data, self.vocabularies(), folder, task=task, **options)
+        return training_corpus(data, self.vocabularies(), folder, task=task, say=say)
 
-    def dev_sets(self) -> list[ParallelText]:
-        """Returns the run's dev sets, of which the first decides; none if none is named."""
+    def dev_set(self) -> ParallelText | None:
+        """Returns the run's dev set; None if it has none."""
         configs = self.configs()
-        return read_validation_texts(configs.required_data, configs.task)
+        return read_dev_text(configs.required_data, configs.task)
 
     def _update_config(self, **values: Any) -> None:
         with self._config() as before:
@@ -381,7 +377,6 @@ def prepare_run(
     *,
     strategy: tf.distribute.Strategy,
     say: Say = lambda line: None,
-    **options: Any,
 ) -> TokenizedCorpus:
     """Creates the run, or saves its changed settings, and returns its tokenized text.
 
@@ -392,7 +387,6 @@ def prepare_run(
         configs: from now on.
         strategy: from `make_strategy`.
         say: receives lines about the progress.
-        **options: see `training_corpus`.
 
     Raises:
         InputError: the text cannot be used, the run was created with other settings, or the
@@ -401,16 +395,14 @@ def prepare_run(
     if worker_index(strategy) == 0:
         if run.exists:
             run.continue_with(configs)
-            run.corpus(say=say, **options)
+            run.corpus(say)
         else:
-            create_run(run, configs, say=say, **options)
+            create_run(run, configs, say)
     wait_for_workers(strategy)
-    return run.corpus(**options)
+    return run.corpus()
 
 
-def create_run(
-    run: RunDirectory, configs: RunConfigs, *, say: Say = lambda line: None, **options: Any
-) -> None:
+def create_run(run: RunDirectory, configs: RunConfigs, say: Say = lambda line: None) -> None:
     """Makes the vocabularies of a new run, tokenizes its text, and writes its files."""
     run.check_is_new()
     with run.lock():
@@ -428,6 +420,6 @@ def create_run(
                 sizes["target_vocabulary_size"] = vocabularies[1].size
             configs = configs._replace(model=configs.model.replace(**sizes))
         folder = run.path / "tokens"
-        corpus = training_corpus(data, vocabularies, folder, task=configs.task, say=say, **options)
+        corpus = training_corpus(data, vocabularies, folder, task=configs.task, say=say)
         configs = with_room_for_targets(configs, corpus)
         run.write(configs, *vocabularies, start)

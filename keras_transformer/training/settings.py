@@ -117,7 +117,7 @@ class RunConfigs(NamedTuple):
             for config in (DataConfig, TrainingConfig)
             for name in config.fields_with(may_change=True)
         }
-        if self.training.schedule in ("cosine", "linear"):  # which end at the last step
+        if self.training.schedule == "cosine":  # which ends at the last step
             may_change.discard("train_steps")
         before, after = self._flat(), changed._flat()
         differences = [

@@ -11,7 +11,7 @@
  9. Stop: at the last step, by a metric, by a signal    Trainer.train, _is_stalled
 10. Average checkpoints                                 Trainer.average
 
-A checkpoint holds weights, optimizer, random numbers of dropout and moving averages. Nothing
+A checkpoint holds weights, optimizer and random numbers of dropout. Nothing
 depends on wall-clock time: a run that is killed and resumed ends with the weights of one that was
 not.
 """
@@ -47,22 +47,19 @@ from keras_transformer.training.distribution import (
     wait_for_workers,
     worker_index,
 )
-from keras_transformer.training.optimizer import (
-    WeightAverage,
-    compile_for_training,
-    compile_shapes,
-    freeze,
-)
+from keras_transformer.training.optimizer import compile_for_training, compile_shapes, freeze
 from keras_transformer.training.prepare import subword_samplers
 from keras_transformer.training.progress import TrainingLog
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.validation import Validation, check_validation
 
+_MAX_BAD_STEPS = 20  # updates in a row without a finite gradient
+
 
 def train(
     run: RunDirectory,
     corpus: TokenizedCorpus | None = None,
-    dev: ParallelText | Sequence[ParallelText] | None = None,
+    dev: ParallelText | None = None,
     *,
     strategy: tf.distribute.Strategy | None = None,
     jit_compile: bool | Literal["auto"] = "auto",
@@ -78,9 +75,8 @@ def train(
     Args:
         run: an existing run directory.
         corpus: the sentence pairs to train on; None means those that the run was created with.
-        dev: pairs whose loss and task metric are measured at each validation; of several dev sets
-            the first decides, and only the metric of the others is measured. None means those
-            that the run was created with.
+        dev: pairs whose loss and task metric are measured at each validation; None means those
+            that the run was created with, if there are any.
         strategy: from `make_strategy`; None trains on one device.
         jit_compile: as in `TokenWeightedModel.compile`.
         tensorboard: whether to write TensorBoard logs into the run directory.
@@ -98,8 +94,7 @@ def train(
     """
     strategy = strategy or tf.distribute.get_strategy()
     corpus = run.corpus() if corpus is None else corpus
-    dev = run.dev_sets() if dev is None else dev
-    devs = [dev] if isinstance(dev, ParallelText) else dev
+    dev = run.dev_set() if dev is None else dev
     is_chief = worker_index(strategy) == 0
     with (
         report_lost_worker(),
@@ -108,7 +103,7 @@ def train(
         strategy.scope(),
     ):
         trainer = Trainer(run, strategy, jit_compile)
-        trainer.train(corpus, devs, tensorboard=tensorboard, show=show)
+        trainer.train(corpus, dev, tensorboard=tensorboard, show=show)
         trainer.average()
     return trainer.model
 
@@ -139,7 +134,6 @@ class Trainer:
     Attributes:
         model: built and compiled.
         step: updates of the run so far.
-        weight_average: the moving average of the weights, None if the run keeps none.
         usual_shapes: how many shapes the batches of a new run may have.
     """
 
@@ -158,12 +152,8 @@ class Trainer:
             self.model = build_model(self.configs.model, dtype=self.training.precision)
             freeze(self.model, self.training.freeze)
             compile_for_training(self.model, self.training, jit_compile)
-            decay, self.weight_average = self.training.ema_decay, None
-            # What training resumes from besides the model and its optimizer.
-            self._state: Any = {"extra": {"bad_steps_in_a_row": self.model.bad_steps_in_a_row}}
-            if decay is not None:
-                self.weight_average = WeightAverage(self.model, decay, self.model.uses_xla)
-                self._state["average_weights"] = self.weight_average.variables
+        # What training resumes from besides the model and its optimizer.
+        self._state = {"bad_steps_in_a_row": self.model.bad_steps_in_a_row}
         # Few shapes where XLA compiles a program for each.
         self.usual_shapes = MAX_COMPILED_SHAPES if self.model.uses_xla else MAX_SHAPES
         update = self.model.update
@@ -173,7 +163,7 @@ class Trainer:
         self._summed_metrics = tf.function(
             lambda: strategy.run(self.model.metrics_of_all_replicas), autograph=False
         )
-        self.step = self.checkpoints.resume(self.model, **self._state)
+        self.step = self.checkpoints.resume(self.model, extra=self._state)
         # A run that starts from another one's weights is first validated with them.
         dev_metrics = self.checkpoints.dev_metrics()
         self._validates_start = self.checkpoints.steps() == [0] and 0 not in dev_metrics
@@ -182,28 +172,27 @@ class Trainer:
     def train(
         self,
         corpus: TokenizedCorpus,
-        devs: Sequence[ParallelText] = (),
+        dev: ParallelText | None = None,
         *,
         tensorboard: bool = False,
         show: bool = True,
     ) -> None:
         """Trains to the last step, or until `stop_metric` stalls; raises as `train` does."""
         training = self.training
-        check_validation(training, devs[0] if devs else None)
+        check_validation(training, dev)
         if self.step >= training.train_steps or self._is_stalled():
             return
-        max_shapes = self._keep_what_batches_follow_from(corpus, devs)
+        max_shapes = self._keep_what_batches_follow_from(corpus, dev)
         batches, shapes = self._batches(corpus, max_shapes)
         validation = None
-        if devs:
-            vocabularies, average = self.run.vocabularies(), self.weight_average
-            validation = Validation(
-                self.model, devs, vocabularies, self.configs, self.usual_shapes, average
-            )
+        if dev:
+            vocabularies = self.run.vocabularies()
+            validation = Validation(self.model, dev, vocabularies, self.configs, self.usual_shapes)
         log = TrainingLog(
             self.run,
             self.model,
-            dev_metrics=dict(validation.dev_metrics) if validation else {},
+            metric=self.configs.task.metric,
+            dev_metric=validation.dev_metric if validation else None,
             step=-1 if self._validates_start else self.step,
             train_steps=training.train_steps,
             tensorboard=tensorboard,
@@ -222,8 +211,6 @@ class Trainer:
                 metrics = self._update(stream)
                 self.step += 1
                 log.end_update()
-                if self.weight_average:
-                    self.weight_average.update(self.step)
                 self._after_update(metrics, log, validation)
                 if self._is_stopped(signals):
                     self._save_early(metrics, log)
@@ -241,7 +228,7 @@ class Trainer:
         checkpoint. An update after which nothing is due never waits for the device.
         """
         step, training = self.step, self.training
-        if step % max(1, training.max_bad_steps // 2) == 0:
+        if step % (_MAX_BAD_STEPS // 2) == 0:
             self._check_bad_steps()
         if not training.is_logged(step):
             return
@@ -264,19 +251,19 @@ class Trainer:
             self._save({})
 
     def _keep_what_batches_follow_from(
-        self, corpus: TokenizedCorpus, devs: Sequence[ParallelText]
+        self, corpus: TokenizedCorpus, dev: ParallelText | None
     ) -> int:
         """Stores digests of the text and the number of batch shapes, and returns that number.
 
         Raises:
-            InputError: the text, or a dev set, is another one than until now.
+            InputError: the text, or the dev set, is another one than until now.
         """
         before = self.run.trained_with if self.step else {}
         # With another number of shapes, as XLA has, a resumed run would not come to some pairs,
         # and to others twice.
         now = {"max_shapes": before.get("max_shapes", self.usual_shapes)}
         now |= {"text": corpus.text} if corpus.text else {}
-        now |= {"dev": _digest(devs)} if devs else {}
+        now |= {"dev": _digest(dev)} if dev else {}
         for name, what in (("text", "the text to train on"), ("dev", "the dev set")):
             if name in now and now[name] != before.get(name, now[name]):
                 raise InputError(
@@ -311,7 +298,7 @@ class Trainer:
 
     def _save(self, dev_metrics: Mapping[str, float]) -> None:
         if self._is_chief:
-            self.checkpoints.save(self.model, self.step, metrics=dev_metrics, **self._state)
+            self.checkpoints.save(self.model, self.step, metrics=dev_metrics, extra=self._state)
 
     def average(self) -> None:
         """Gives the model the average of its last or best checkpoints, and writes it (6.1)."""
@@ -325,21 +312,20 @@ class Trainer:
                 checkpoints.save_weights(self.model)
 
     def _decisive(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Returns the metrics of the first dev set, which are stored with a checkpoint."""
+        """Returns the metrics of the dev set, which are stored with a checkpoint."""
         names = [metric.name for metric in (*VALIDATION_METRICS, self.configs.task.metric)]
         return {name: values[name] for name in names if name in values}
 
     def _check_bad_steps(self) -> None:
         """Raises `InputError` if update after update is skipped, since no gradient is finite."""
         bad_steps = int(self.model.bad_steps_in_a_row.numpy())
-        if bad_steps < self.training.max_bad_steps:
+        if bad_steps < _MAX_BAD_STEPS:
             return
         steps = self.checkpoints.steps()
         last = f"the last good checkpoint is step-{steps[-1]}" if steps else "no checkpoint yet"
         raise InputError(
             f"the gradient was not finite in {bad_steps} updates in a row, up to step {self.step}; "
-            f"{last}; train another run with a lower learning_rate or clip_norm, or raise "
-            "max_bad_steps"
+            f"{last}; train another run with a lower learning_rate or clip_norm"
         )
 
     def _is_stalled(self) -> bool:
@@ -352,7 +338,7 @@ class Trainer:
         return {name: local(values)[0] for name, values in self._summed_metrics().items()}
 
 
-def _digest(devs: Sequence[ParallelText]) -> str:
-    """Returns a digest of the pairs of dev sets."""
-    text = json.dumps([[list(dev.source), list(dev.target)] for dev in devs])
+def _digest(dev: ParallelText) -> str:
+    """Returns a digest of the pairs of a dev set."""
+    text = json.dumps([list(dev.source), list(dev.target)])
     return hashlib.sha256(text.encode()).hexdigest()

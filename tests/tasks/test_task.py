@@ -25,8 +25,8 @@ from keras_transformer.tasks import task as task_module
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.metrics import read_metrics
 from keras_transformer.training.prepare import (
+    read_dev_text,
     read_test_text,
-    read_validation_texts,
     training_corpus,
 )
 from keras_transformer.training.run import RunDirectory
@@ -97,7 +97,7 @@ def create(path: pathlib.Path, files, shout: bool = False) -> RunDirectory:
         path, task="reversal", shout=shout, **files, vocabulary_kind="word", vocabulary_size=12,
         num_layers=1, model_dim=32, feed_forward_dim=64, num_heads=2, dropout=0.0,
         train_steps=240, checkpoint_steps=30, batch_tokens=300, warmup_steps=30,
-        learning_rate=0.01, keep_best=2, average_last=1, stop_metric="error_rate",
+        learning_rate=0.01, average_last=1, stop_metric="error_rate",
         stop_patience=2, validation_time_share=1.0,
     )  # fmt: skip
 
@@ -149,7 +149,7 @@ def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, files
     task = Short(shout=True)
     run = create(tmp_path, files)
     model, vocabularies = build_model(run.configs().model), run.vocabularies()
-    text = read_validation_texts(run.configs().data, Reversal())[0]
+    text = read_dev_text(run.configs().data, Reversal())
     # An untrained model goes on to the longest length.
     plain = Translator(model, *vocabularies, task.search_config())
     longest = [best.text for best in plain.translate(text.source)]

@@ -43,13 +43,6 @@ def everything(model: keras.Model) -> list[keras.Variable]:
     return [*model.variables, *model.optimizer.variables]
 
 
-def averages_of(model: keras.Model, factor: float) -> dict[str, tf.Variable]:
-    """Gives variables with the trainable weights times a factor."""
-    paths = [weight.path.removeprefix(f"{model.name}/") for weight in model.trainable_weights]
-    values = [tf.Variable(factor * weight) for weight in model.trainable_weights]
-    return dict(zip(paths, values, strict=True))
-
-
 def assert_equal(values: Iterable[keras.Variable], expected: Iterable[keras.Variable]) -> None:
     for one, other in zip(values, expected, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -98,50 +91,35 @@ def test_resumed_model_has_same_state(checkpoints):
     np.testing.assert_array_equal(stored["weights/dense_0/kernel"], model.layers[0].kernel)
 
 
-def test_moving_averages_and_counters_are_restored(checkpoints):
-    model = make_model(seed=1)
-    averages = averages_of(model, 2.0)
+def test_counters_are_restored(checkpoints):
+    model, resumed = make_model(seed=1), make_model(seed=2)
     extra = {"bad_steps": tf.Variable(5), "seen": keras.Variable(7.0)}
-    checkpoints.save(model, 7, average_weights=averages, extra=extra)
-    resumed = make_model(seed=2)
-    zeros = averages_of(resumed, 0.0)
     others = {"bad_steps": tf.Variable(0), "seen": keras.Variable(0.0)}
-    assert checkpoints.resume(resumed, average_weights=zeros, extra=others) == 7
+    checkpoints.save(model, 7, extra=extra)
+    assert checkpoints.resume(resumed, extra=others) == 7
     assert_same_state(resumed, model)
-    assert_equal(zeros.values(), averages.values())
     assert (int(others["bad_steps"]), float(others["seen"])) == (5, 7.0)
-    for use in (checkpoints.restore, lambda model, _: checkpoints.average(model, [7])):
-        use(translating := make_model(seed=3), "step-7")
-        assert_equal(translating.weights, averages.values())
 
 
 def test_one_device_and_several_share_checkpoints(checkpoints):
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():
-        mirrored = make_model(seed=1)
-        averages = averages_of(mirrored, 0.0)
-        checkpoints.save(mirrored, 1, average_weights=averages)
-    single = make_model(seed=2)
-    plain = averages_of(single, 1.0)
-    checkpoints.resume(single, average_weights=plain)
+        checkpoints.save(mirrored := make_model(seed=1), 1)
+    checkpoints.resume(single := make_model(seed=2))
     assert_same_state(single, mirrored)
-    assert_equal(plain.values(), averages.values())
-    checkpoints.save(other := make_model(seed=3), 2, average_weights=plain)
+    checkpoints.save(other := make_model(seed=3), 2)
     with strategy.scope():
-        checkpoints.resume(mirrored, average_weights=averages)
+        checkpoints.resume(mirrored)
     assert_same_state(mirrored, other)
 
 
-@pytest.mark.parametrize(("where", "bad"), [("weights", np.nan), ("averages", np.inf)])
-def test_non_finite_weights_are_not_saved(checkpoints, where, bad):
-    model = make_model()
-    checkpoints.save(model, 1)
-    averages = averages_of(model, 1.0)
-    kernel = model.layers[0].kernel if where == "weights" else averages["dense_0/kernel"]
-    kernel.assign(np.where(np.eye(3, 4) > 0, bad, kernel))
+def test_non_finite_weights_are_not_saved(checkpoints):
+    checkpoints.save(model := make_model(), 1)
+    kernel = model.layers[0].kernel
+    kernel.assign(np.where(np.eye(3, 4) > 0, np.nan, kernel))
     before = names_in(checkpoints.folder)
     with pytest.raises(InputError, match="dense_0/kernel is not finite after step 2"):
-        checkpoints.save(model, 2, metrics={"loss": 1.0}, average_weights=averages)
+        checkpoints.save(model, 2, metrics={"loss": 1.0})
     assert names_in(checkpoints.folder) == before
 
 
@@ -291,24 +269,21 @@ def test_files_without_manifest_are_read(checkpoints):
 
 
 @pytest.mark.parametrize(
-    ("changes", "optimizer", "lost"),
+    ("changes", "optimizer", "extra"),
     [
-        ({"layers": 3}, keras.optimizers.Adam, None),
-        ({"layers": 1}, keras.optimizers.Adam, None),
-        ({"width": 5}, keras.optimizers.Adam, None),
-        ({}, keras.optimizers.SGD, None),
-        ({}, keras.optimizers.Adam, "average_weights"),
-        ({}, keras.optimizers.Adam, "extra"),
+        ({"layers": 3}, keras.optimizers.Adam, ()),
+        ({"layers": 1}, keras.optimizers.Adam, ()),
+        ({"width": 5}, keras.optimizers.Adam, ()),
+        ({}, keras.optimizers.SGD, ()),
+        ({}, keras.optimizers.Adam, ["count"]),
     ],
 )
-def test_checkpoint_of_another_model_is_rejected(checkpoints, changes, optimizer, lost):
+def test_checkpoint_of_another_model_is_rejected(checkpoints, changes, optimizer, extra):
     model = make_model(**changes, optimizer=optimizer())
-    state = {"average_weights": averages_of(model, 1.0), "extra": {"count": tf.Variable(1)}}
-    stored = {name: state[name] for name in state if lost and name != lost}
-    checkpoints.save(make_model(), 1, **stored)
+    checkpoints.save(make_model(), 1)
     message = r"step-1\.safetensors is of another model: \d+ variables differ, the first is "
     with pytest.raises(InputError, match=message):
-        checkpoints.resume(model, **(state if lost else {}))
+        checkpoints.resume(model, extra={name: tf.Variable(1) for name in extra})
     if changes:
         with pytest.raises(InputError, match="is of another model"):
             checkpoints.restore(model, "step-1")

@@ -12,11 +12,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
 from keras_transformer.objectives import SmoothedCrossEntropy
 from keras_transformer.training.checkpoints import Checkpoints
-from keras_transformer.training.optimizer import (
-    WeightAverage,
-    compile_for_training,
-    freeze,
-)
+from keras_transformer.training.optimizer import compile_for_training, freeze
 
 
 def compiled(**changes) -> Transformer:
@@ -49,10 +45,9 @@ def test_weight_decay_excludes_norms_and_biases():
         np.testing.assert_allclose(weight, factor * before[weight.path], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "lion", "muon"])
-def test_each_optimizer_resumes_exactly_and_skips_nan_updates(tmp_path, name):
+def test_optimizer_resumes_exactly_and_skips_nan_updates(tmp_path):
     def make():
-        model = compiled(optimizer=name, weight_decay=0.01, schedule="cosine", learning_rate=0.01)
+        model = compiled(weight_decay=0.01, schedule="cosine", learning_rate=0.01)
         model.run_eagerly = True
         return model
 
@@ -64,8 +59,6 @@ def test_each_optimizer_resumes_exactly_and_skips_nan_updates(tmp_path, name):
     batch = {"source": ids, "target": target}, ids
     keras.utils.set_random_seed(1)
     model, checkpoints = make(), Checkpoints(tmp_path)
-    kinds = [each.__name__ for each in type(model.optimizer).__mro__]
-    assert {"adamw": "Adam"}.get(name, name.capitalize()) in kinds
     model.train_on_batch(*batch)
     before = model.get_weights()
     model.train_on_batch(*batch)
@@ -96,14 +89,11 @@ def test_updates_have_no_variable_that_is_kept_on_the_host():
     training = tiny_run.training_config(precision="mixed_float16")
     model = build_model(tiny_run.model_config(), dtype=training.precision)
     compile_for_training(model, training, jit_compile=True)
-    average = WeightAverage(model, 0.9)
     ids = np.full([2, 3], 5, "int32")
-    average.update(1)
     step = tf.function(lambda: model.train_step(({"source": ids, "target": ids}, ids)))
     graph = step.get_concrete_function().graph
     assert any(each is model.bad_steps for each in graph.variables)
-    variables = [*graph.variables, *average.variables.values()]
-    assert {each.dtype for each in variables} <= {tf.float32, tf.float64, tf.int64}
+    assert {each.dtype for each in graph.variables} <= {tf.float32, tf.float64, tf.int64}
 
 
 def test_schedules_share_their_peak_and_decay():
@@ -116,38 +106,12 @@ def test_schedules_share_their_peak_and_decay():
     expected = {
         "paper": [peak / 2, peak, peak * (10 / 55) ** 0.5, peak * (10 / 100) ** 0.5],
         "constant": [peak / 2, peak, peak, peak],
-        "linear": [peak / 2, peak, peak * 46 / 91, peak / 91],
         "cosine": [peak / 2, peak, *(peak * (1 + np.cos(np.pi * n / 91)) / 2 for n in (45, 90))],
     }
     for name, values in expected.items():
         np.testing.assert_allclose(rates(schedule=name, learning_rate=None), values, rtol=1e-4)
-    given = rates(schedule="inverse_sqrt", learning_rate=0.5)
-    np.testing.assert_allclose(given, rates(schedule="paper", learning_rate=0.5))
-    assert given[1] == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(
-    "make_strategy",
-    [tf.distribute.get_strategy, lambda: tf.distribute.MirroredStrategy(["CPU:0"])],
-    ids=["one device", "mirrored"],
-)
-def test_weight_average_follows_weights(make_strategy):
-    with make_strategy().scope():
-        model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
-        average = WeightAverage(model, 0.5)
-    kernel = model.trainable_weights[0]
-    expected = float(kernel.numpy()[0, 0])
-    for step in range(1, 13):
-        kernel.assign([[0.3 * step]])
-        average.update(step)
-        decay = min(0.5, (1 + step) / (10 + step))
-        expected = decay * expected + (1 - decay) * 0.3 * step
-    trained = kernel.numpy()[0, 0]
-    assert abs(trained - expected) > 1e-3
-    with pytest.raises(KeyError), average.applied():
-        np.testing.assert_allclose(kernel.numpy()[0, 0], expected, rtol=1e-5)
-        raise KeyError
-    assert kernel.numpy()[0, 0] == trained
+    with_peak = np.array(expected["paper"]) / peak * 0.5
+    np.testing.assert_allclose(rates(learning_rate=0.5), with_peak, rtol=1e-4)
 
 
 # Frozen parts

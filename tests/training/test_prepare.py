@@ -11,8 +11,8 @@ from keras_transformer.errors import InputError
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.prepare import (
     make_vocabularies,
+    read_dev_text,
     read_test_text,
-    read_validation_texts,
     tokenize,
     training_corpus,
 )
@@ -31,7 +31,7 @@ def two_lines(tmp_path):
 
 
 def test_dev_and_test_sets_are_read(two_lines, tmp_path):
-    assert read_validation_texts(two_lines) == []
+    assert read_dev_text(two_lines) is None
     with pytest.raises(InputError, match="names no test files"):
         read_test_text(two_lines)
     pairs = tmp_path / "pairs.tsv"
@@ -39,7 +39,7 @@ def test_dev_and_test_sets_are_read(two_lines, tmp_path):
     train = {"source": two_lines.train_source, "target": two_lines.train_target}
     several = {f"dev_{side}": f"{path},{path}" for side, path in train.items()}
     data = two_lines.replace(**several, test_file=str(pairs))
-    assert read_validation_texts(data) == [TEXT, TEXT]
+    assert read_dev_text(data) == tuple(side * 2 for side in TEXT)
     assert read_test_text(data) == (["vier"], ["four"])
 
 

@@ -62,7 +62,7 @@ def test_run_is_created_from_text_and_names_of_settings(tmp_path, files, monkeyp
     run = RunDirectory(run.path.absolute())
     monkeypatch.chdir("/")  # paths are the same from any folder
     assert (created.data.train_source, created.data.train_target) == tuple(map(str, files))
-    assert len(run.corpus()) == len(run.dev_sets()[0].source) == 60
+    assert len(run.corpus()) == len(run.dev_set().source) == 60
     assert not run.is_finished()
 
 
@@ -178,8 +178,8 @@ def test_search_config_drops_options_of_other_method():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_steps": 240, "accumulation_steps": 4, "max_bad_steps": 3, "log_steps": 7}, None),
-        ({"keep_checkpoints": 9, "average_last": 9, "keep_best": 3, "average_best": 2}, None),
+        ({"train_steps": 240, "accumulation_steps": 4, "log_steps": 7}, None),
+        ({"keep_checkpoints": 9, "average_last": 9, "average_best": 2}, None),
         ({"stop_metric": "bleu", "stop_patience": 3, "test_file": "/c"}, None),
         ({"precision": "auto", "task": "translation", "architecture": "transformer"}, None),
         ({"seed": 2, "num_layers": 3}, "num_layers is 1 there and 3 here; seed is 1 there and 2"),

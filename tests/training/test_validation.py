@@ -1,7 +1,5 @@
 """The metric of the dev set: the search's own translations, evaluated as the task says."""
 
-import itertools
-
 import numpy as np
 import pytest
 import tiny_run
@@ -60,7 +58,7 @@ def bleu(vocabulary):
 
 
 def test_dev_translations_match_translator(bleu, vocabulary):
-    translator = Translator(bleu._model, vocabulary, vocabulary, SEARCH)
+    translator = Translator(make_model(vocabulary), vocabulary, vocabulary, SEARCH)
     translator.batch_size = 1
     alone = [best.text for best in translator.translate(LINES)]
     assert bleu.num_sentences == len(LINES)
@@ -84,8 +82,8 @@ def test_dev_bleu_is_sacrebleu_of_current_weights(vocabulary):
     bleu = make_bleu(model, ParallelText(sources, sources))
     translations = bleu.translate()
     assert bleu() == (TranslationTask().evaluate(translations, sources, sources)["bleu"] or 0.0)
-    bleu._references = translations
-    assert bleu() == pytest.approx(100)
+    itself = make_bleu(model, ParallelText(sources, translations))
+    assert itself() == pytest.approx(100)
     for weight, other in zip(model.weights, make_model(vocabulary, seed=2).weights, strict=True):
         weight.assign(other)
     assert bleu.translate() != translations  # without being traced again
@@ -111,39 +109,12 @@ def test_dev_sentences_are_taken_evenly_with_all_their_references(vocabulary):
     text = ParallelText(sources * 2, ["a b"] * 300 + ["c d"] * 300)
     bleu = make_bleu(make_model(vocabulary), text, validation_time_share=0.001)
     assert (bleu.num_sentences, bleu.num_all) == (128, 300)
-    lengths = [len(sentence.split()) for sentence in bleu._texts[:128]]
+    sources, references = zip(*bleu._pairs, strict=True)
+    lengths = [len(sentence.split()) for sentence in sources[:128]]
     assert np.mean(lengths) == pytest.approx(150.5, abs=1)
     assert {np.diff(lengths).min(), np.diff(lengths).max()} == {2, 3}
-    assert bleu._texts == bleu._texts[:128] * 2
-    assert bleu._references == ["a b"] * 128 + ["c d"] * 128
-
-
-def num_tokens(bleu):
-    """Gives the sentences and the source tokens, padding included, of each batch."""
-    sizes = [(len(batch), max(bleu._lengths[index] for index in batch)) for batch in bleu.batches()]
-    return [rows for rows, _ in sizes], [rows * longest for rows, longest in sizes]
-
-
-def test_dev_batches_fit_part_of_training_batch(vocabulary):
-    ends = [f"x{number}" for number in range(307)]  # words that the vocabulary does not know
-    lines = [f"a {end}" for end in ends[:300]] + [
-        " ".join(["a"] * 198 + [end]) for end in ends[300:]
-    ]
-    lines.append(" ".join(["a"] * 9999))
-    model, text = make_model(vocabulary), ParallelText(lines, lines)
-
-    def make(**changes):
-        options = dict(checkpoint_steps=10**6, batch_tokens=600)
-        return make_bleu(model, text, SearchConfig(), **options | changes)
-
-    rows, tokens = num_tokens(whole := make())
-    assert rows == [1, 3, 3, 3, 128, 128, 42]  # the last 3: one of 200 tokens, two of 3
-    assert max(tokens) == 600
-    assert sorted(itertools.chain(*whole.batches())) == list(range(len(lines)))
-    # What the message advises where memory runs out.
-    *_, second, largest = sorted(num_tokens(make(accumulation_steps=2))[1])
-    assert (second, largest) == (300, SearchConfig().max_source_length + 1)
-    assert num_tokens(make(accumulation_steps=600))[0] == [1] * len(lines)
+    assert sources == sources[:128] * 2
+    assert references == ("a b",) * 128 + ("c d",) * 128
 
 
 # What a run goes by
@@ -151,7 +122,7 @@ def test_dev_batches_fit_part_of_training_batch(vocabulary):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("stop_metric", "bleu"), ("average_best", 1), ("keep_best", 3), ("validation_steps", 4)],
+    [("stop_metric", "bleu"), ("average_best", 1), ("validation_steps", 4)],
 )
 def test_options_of_validation_need_a_dev_set(name, value):
     training = tiny_run.training_config(**{name: value})
@@ -166,14 +137,13 @@ def make_validation(text, **changes):
     configs = configs._replace(**changes)
     model, vocabulary = Transformer(configs.model), tiny_run.make_vocabulary()
     compile_for_training(model, configs.training)
-    return Validation(model, [text], (vocabulary, vocabulary), configs, MAX_SHAPES)
+    return Validation(model, text, (vocabulary, vocabulary), configs, MAX_SHAPES)
 
 
 def test_validation_searches_as_task_and_run_say(monkeypatch):
     monkeypatch.setattr(TranslationTask, "dev_search", {"beam_size": 1})
     search = {"beam_size": 9, "max_extra_length": 7}
-    ((_, metric),) = make_validation(ONE, search=search).dev_metrics
-    search = metric._functions.search
+    search = make_validation(ONE, search=search).dev_metric._translator.search
     assert (search.beam_size, search.max_extra_length) == (1, 7)
 
 
