@@ -12,15 +12,12 @@ import itertools
 import lzma
 import os
 import pathlib
-import platform
 import re
 import shutil
-import uuid
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, ClassVar
-
-import filelock
 
 from keras_transformer.errors import InputError
 
@@ -107,7 +104,9 @@ def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
             process perhaps, which stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(path.parent) as folder:
+    with temporary_folder(path.parent) as parent:
+        folder = parent / path.name  # with the usual mode, which a temporary folder has not
+        folder.mkdir()
         yield folder
         for written in folder.rglob("*"):
             if written.is_file():
@@ -117,25 +116,9 @@ def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new folder in `parent`, which is removed at the end unless it was renamed.
-
-    A lock beside it shows that its process lives. The folders that killed processes of this machine
-    have left in `parent` are removed first.
-    """
-    prefix = f".writing-{platform.node()}-"
-    for lock in parent.glob(f"{prefix}*.lock"):
-        with contextlib.suppress(filelock.Timeout), filelock.FileLock(lock, timeout=0):
-            shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
-            lock.unlink(missing_ok=True)
-    folder = parent / f"{prefix}{uuid.uuid4().hex}"
-    lock = parent / f"{folder.name}.lock"
-    with filelock.FileLock(lock):
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            lock.unlink(missing_ok=True)
+    """Yields a new folder in `parent`, which is removed at the end; a killed process leaves it."""
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=parent) as folder:
+        yield pathlib.Path(folder)
 
 
 def sync(path: Path) -> None:

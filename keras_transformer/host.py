@@ -8,9 +8,7 @@ import pathlib
 import platform
 import re
 import signal
-import sys
 import threading
-import zlib
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -23,7 +21,6 @@ NVIDIA_DRIVER = pathlib.Path("/proc/driver/nvidia")
 # not do: TensorFlow's library sets it to 128 KiB when it is loaded.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
-_MAX_PROGRAMS = 64  # of a few MB, for eight shapes of batches of the newest runs
 # Matrix products on a GPU by cuBLAS, without autotuning: compiled programs side by side disturb its
 # measurements. Without it XLA's own kernels (Triton) took 535 ms of an update of `base` on an H200,
 # and everything else 18 ms.
@@ -41,13 +38,9 @@ def machine() -> str:
     """Returns the processor, the number of cores for this process, and the NVIDIA GPUs."""
     name = " ".join(_cpuinfo("model name")) or platform.machine()
     fast = sorted(cpu_flags() & {"avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16"})
-    gpus = re.findall("^Model:(.*)", _describe_gpus(), re.MULTILINE)
+    descriptions = (path.read_text() for path in NVIDIA_DRIVER.glob("gpus/*/information"))
+    gpus = re.findall("^Model:(.*)", "".join(descriptions), re.MULTILINE)
     return ", ".join([f"{num_cores()} cores of {name} ({', '.join(fast)})", *map(str.strip, gpus)])
-
-
-def _describe_gpus() -> str:
-    """Returns the NVIDIA driver's description of its GPUs, an empty text without a driver."""
-    return "".join(path.read_text() for path in sorted(NVIDIA_DRIVER.glob("gpus/*/information")))
 
 
 def num_cores() -> int:
@@ -118,56 +111,6 @@ def keep_freed_memory() -> bool:
         return all([libc.mallopt(name, value) == 1 for name, value in _KEEP.items()])
     except (OSError, AttributeError):  # no glibc
         return False
-
-
-def keep_programs(folder: str | None = None) -> None:
-    """Caches XLA's compiled programs on disk; call it before TensorFlow is imported.
-
-    Each version of TensorFlow and kind of machine has its own folder within, since XLA would take a
-    program of another one for its own. The newest `_MAX_PROGRAMS` stay there; truncated ones, which
-    XLA would fail to read, are removed. If the folder cannot be written, a line on standard error
-    says so, and nothing is cached.
-
-    Args:
-        folder: of the cache; None means keras-transformer in $XDG_CACHE_HOME or ~/.cache.
-    """
-    cache = folder or os.path.join(
-        os.environ.get("XDG_CACHE_HOME", "~/.cache"), "keras-transformer"
-    )
-    kind = zlib.crc32(" ".join([*sorted(cpu_flags()), _describe_gpus()]).encode())
-    name = f"tensorflow-{importlib.metadata.version('tensorflow')}-{kind:08x}"
-    path = pathlib.Path(os.path.expanduser(cache)).absolute() / name
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "writable").touch()
-        with contextlib.suppress(FileNotFoundError):  # another process removes old ones too
-            programs = sorted(path.glob("*.pb"), key=os.path.getmtime)
-            for number, program in enumerate(reversed(programs)):
-                if number >= _MAX_PROGRAMS or not _is_whole(program):
-                    program.unlink()
-    except OSError as error:
-        print(
-            f"Cannot keep compiled programs in {path.parent} ({error.strerror}), so another "
-            "process compiles them again; give another --compile_cache",
-            file=sys.stderr,
-        )
-        return
-    os.environ["TF_XLA_FLAGS"] = (
-        f'--tf_xla_persistent_cache_directory="{path}" '
-        f"--tf_xla_persistent_cache_device_types=CPU,GPU {os.environ.get('TF_XLA_FLAGS', '')}"
-    )
-
-
-def _is_whole(program: pathlib.Path) -> bool:
-    """Whether a file is a protocol buffer that was written to its end."""
-    from google.protobuf.empty_pb2 import Empty
-    from google.protobuf.message import DecodeError
-
-    try:
-        Empty.FromString(program.read_bytes())
-    except DecodeError:
-        return False
-    return True
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import io
 import itertools
 import lzma
 import os
-import platform
 import subprocess
 import sys
 import tarfile
@@ -96,22 +95,18 @@ def test_killed_writers_leave_whole_files_and_folders(tmp_path):
     for writer in writers:
         writer.kill()
         writer.wait()
-    with atomic_folder(tmp_path / "last") as folder:  # removes what the killed ones left
-        assert names_in(tmp_path)[:2] == [folder.name, f"{folder.name}.lock"]
-        assert [path for path in tmp_path.glob(".writing-*/*")] == []
     for path in tmp_path.glob("folder-*"):
         contents = {(path / name).read_text() for name in "ab"}
         assert contents == {path.name[len("folder-")] * 500_000}
 
 
-def test_folder_appears_at_the_end_or_not_at_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(platform, "node", lambda: "train-1.example.org")
+def test_folder_appears_at_the_end_or_not_at_all(tmp_path):
     with pytest.raises(KeyError), atomic_folder(tmp_path / "a" / "folder") as aside:
         (aside / "file").write_text("text")
         raise KeyError
     assert names_in(tmp_path / "a") == []
     with atomic_folder(tmp_path / "a" / "one") as one, atomic_folder(tmp_path / "a" / "two"):
-        (one / "file").write_text("text")  # the second writer leaves the first one's folder
+        (one / "file").write_text("text")
         assert not (tmp_path / "a" / "one").exists()
     assert (names_in(tmp_path / "a"), names_in(tmp_path / "a" / "one")) == (
         ["one", "two"],

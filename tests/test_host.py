@@ -1,9 +1,8 @@
-"""Cores, memory that malloc keeps (counted in page faults of fresh processes), caches, signals."""
+"""Cores, memory that malloc keeps (counted in page faults of fresh processes), signals."""
 
 import os
 import pathlib
 import platform
-import shlex
 import signal
 import threading
 
@@ -100,28 +99,6 @@ def test_has_bfloat16_needs_fast_cpu_instructions(monkeypatch, tmp_path, line, r
         (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\nprocessor\t: 1\n{line}\n")
     monkeypatch.setattr(host.pathlib, "Path", lambda _: tmp_path / "cpuinfo")
     assert host.has_bfloat16() is result
-
-
-def test_programs_are_kept_in_a_folder_of_bounded_size(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_other=1")
-    host.keep_programs(str(tmp_path / "a folder"))
-    first, *others = shlex.split(os.environ["TF_XLA_FLAGS"])
-    folder = pathlib.Path(first.partition("=")[2])
-    assert folder.parent == tmp_path / "a folder" and "--tf_xla_other=1" in others
-    for number in range(70):
-        (folder / f"{number}.pb").touch()
-        os.utime(folder / f"{number}.pb", (number, number))
-    host.keep_programs(str(tmp_path / "a folder"))
-    assert {path.name for path in folder.glob("*.pb")} == {f"{n}.pb" for n in range(6, 70)}
-    (folder / "truncated.pb").write_bytes(b"\x0a\x7fhalf")
-    host.keep_programs(str(tmp_path / "a folder"))
-    assert not (folder / "truncated.pb").exists() and (folder / "69.pb").exists()
-    assert capsys.readouterr().err == ""
-    monkeypatch.setenv("TF_XLA_FLAGS", "")
-    (tmp_path / "file").touch()
-    host.keep_programs(str(tmp_path / "file"))
-    assert f"Cannot keep compiled programs in {tmp_path}/file" in capsys.readouterr().err
-    assert os.environ["TF_XLA_FLAGS"] == ""
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def _answer(
         "checkpoint": flags.FLAGS.model or ",".join(name for _, name in checkpoints),
         "checkpoint_sha256": [run.checkpoints().digest(name) for run, name in checkpoints],
         "model": configs.to_dict()["model"],
-        "training": [run.configs().trained_with for run, _ in checkpoints],
+        "training": [run.configs().training_options for run, _ in checkpoints],
         "cost": [training_cost(run.metrics_path, name) for run, name in checkpoints],
         "search": dataclasses.asdict(search),
         "versions": package_versions(),

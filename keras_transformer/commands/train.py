@@ -28,7 +28,6 @@ from keras_transformer.config import (
 )
 from keras_transformer.errors import InputError
 from keras_transformer.files import local_path
-from keras_transformer.host import keep_programs
 from keras_transformer.tasks import registered_tasks
 from keras_transformer.training import settings
 
@@ -60,12 +59,6 @@ _JIT_COMPILE = flags.DEFINE_enum(
     "auto",
     ["auto", "true", "false"],
     "Whether XLA compiles the update, once for each batch shape; auto: on GPUs.",
-)
-_COMPILE_CACHE = flags.DEFINE_string(
-    "compile_cache",
-    None,
-    "Folder in which XLA keeps compiled programs for resumed and later runs; empty turns "
-    "it off. Default: keras-transformer in $XDG_CACHE_HOME or ~/.cache.",
 )
 flags.DEFINE_enum(
     "preset",
@@ -107,8 +100,6 @@ def main(arguments: list[str]) -> None:
                 "--train_source and --train_target, --train_file or --dataset, or another --run_dir"
             )
         settings.new_configs(options)  # reports wrong settings before TensorFlow is loaded
-    if _COMPILE_CACHE.value != "":
-        keep_programs(_COMPILE_CACHE.value)
     keeps_memory = common.load_tensorflow()
     common.print_warnings()
     from keras_transformer.training import distribution, trainer

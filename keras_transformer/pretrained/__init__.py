@@ -38,8 +38,8 @@ def pack(run: RunDirectory, folder: Path, card: Path, checkpoint: str = "auto") 
         if not np.isfinite(weight.numpy()).all():
             raise InputError(f"{weight.path} is too large for float16; train with a lower rate")
     origin: dict[str, Any] = {"model": path.name}
-    if configs.trained_with is not None:
-        origin["training"] = configs.trained_with
+    if configs.training_options is not None:
+        origin["training"] = configs.training_options
     configs = configs._replace(data=None, origin=origin)  # no paths of this machine
     text = local_path(card).read_text(encoding="utf-8")
     with writing(f"the model {path}"), atomic_folder(path) as aside:

@@ -30,7 +30,7 @@ import safetensors.numpy
 import tensorflow as tf
 
 from keras_transformer.errors import InputError, writing
-from keras_transformer.files import file_identity, sha256, sync, temporary_folder, write_atomically
+from keras_transformer.files import file_identity, sha256, sync, write_atomically
 from keras_transformer.tasks import Metric
 
 Variable = Any  # keras.Variable or tf.Variable, also a mirrored one
@@ -197,14 +197,18 @@ class Checkpoints:
     ) -> None:
         with writing(f"checkpoint {name} to {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with temporary_folder(self.folder) as aside:
-                path = aside / "arrays"
+            path = (
+                self.folder / "unfinished"
+            )  # a killed process leaves it, the next one replaces it
+            try:
                 _write_arrays(path, variables, step)
                 sync(path)
                 for replaced in (AVERAGE, name):  # no average is older than the newest checkpoint
                     self.drop(replaced)
                 self._update_manifest(step, metrics, **{name: sha256([path])})
                 os.replace(path, self.path(name))
+            finally:
+                path.unlink(missing_ok=True)
 
     # Reading
 

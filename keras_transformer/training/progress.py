@@ -20,7 +20,6 @@ from tqdm import tqdm
 from keras_transformer.errors import needs_extra
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.objectives import TRAINING_PREFIX
-from keras_transformer.tasks import VALIDATION_METRICS, Metric
 from keras_transformer.training.distribution import worker_index
 from keras_transformer.training.metrics import (
     MEANS,
@@ -31,6 +30,7 @@ from keras_transformer.training.metrics import (
     keep_rows,
 )
 from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
 from keras_transformer.training.validation import DevMetric
 
 
@@ -41,31 +41,28 @@ class TrainingLog:
     for a GPU after each one. Every worker measures; the first one writes.
 
     Args:
-        run: the run.
+        run, configs: the run, and its configurations.
         model: compiled, under the strategy that trains it.
-        metric: the task's.
-        dev_metric: measures it, if the dev set is searched.
+        dev_metric: measures the task's metric, if the dev set is searched.
         step: where the run resumes; rows beyond it are dropped, and written again.
-        train_steps: of the run.
         tensorboard, show: as in `train`.
     """
 
     def __init__(
         self,
         run: RunDirectory,
+        configs: RunConfigs,
         model: Seq2SeqModel,
-        *,
-        metric: Metric,
         dev_metric: DevMetric | None,
+        *,
         step: int,
-        train_steps: int,
         tensorboard: bool,
         show: bool,
     ) -> None:
         self._model = model
-        self._metric, self._dev_metric = metric, dev_metric
+        self._metric, self._dev_metric = configs.task.metric, dev_metric
         self._path = run.metrics_path
-        self._train_steps = train_steps
+        self._train_steps = configs.training.train_steps
         self._writes = worker_index(model.distribute_strategy) == 0
         self._shows = show and self._writes
         rows = keep_rows(self._path, step) if self._writes else []
@@ -81,7 +78,7 @@ class TrainingLog:
             self._board = tf.summary.create_file_writer(str(run.path / "tensorboard"))
         self._bar = tqdm(
             initial=max(step, 0),
-            total=train_steps,
+            total=self._train_steps,
             unit="step",
             file=sys.stdout,
             dynamic_ncols=True,
@@ -114,8 +111,7 @@ class TrainingLog:
         row = self._make_row(step, {name: float(value) for name, value in metrics.items()})
         values = dev_values()
         if self._writes:
-            names = [metric.name for metric in (*VALIDATION_METRICS, self._metric)]
-            row |= {name: values[name] for name in names if name in values}
+            row |= values
             append_row(self._path, row)
             if self._board:
                 with self._board.as_default(step=step):

@@ -1,7 +1,7 @@
 """A run directory: all that later commands need of a training run.
 
 config.json         the configurations and the task; fingerprints of the vocabularies; once it is
-                    trained, what else its batches follow from, see `RunDirectory.trained_with`
+                    trained, what else its batches follow from, see `RunDirectory.batch_inputs`
 source.model        the source's SentencePiece vocabulary; the target's too if it is shared
 target.model        the target's vocabulary, if it has its own
 checkpoints/        see `checkpoints.py`
@@ -213,19 +213,19 @@ class RunDirectory:
         self.continue_with(changed_configs(self.configs(), options))
 
     @property
-    def trained_with(self) -> dict[str, Any]:
-        """Extra state that determines the run's numbers; empty before training.
+    def batch_inputs(self) -> dict[str, Any]:
+        """What its batches follow from besides its configurations; empty before training.
 
         "max_shapes" is how many shapes batches may have, "text" and "dev" are digests of the text
         to train on and of the dev set.
         """
         with self._config() as values:
-            return dict(values.get("trained_with", {}))
+            return dict(values.get("batch_inputs", {}))
 
-    def keep_trained_with(self, **values: Any) -> None:
-        """Stores what `trained_with` returns from now on."""
-        if values != self.trained_with:
-            self._update_config(trained_with=values)
+    def write_batch_inputs(self, values: Mapping[str, Any]) -> None:
+        """Stores what `batch_inputs` returns from now on."""
+        if values != self.batch_inputs:
+            self._update_config(batch_inputs=values)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -69,7 +69,7 @@ class RunConfigs(NamedTuple):
         return self.data
 
     @property
-    def trained_with(self) -> dict[str, Any] | None:
+    def training_options(self) -> dict[str, Any] | None:
         """The options that the weights were trained with; None if they are not known.
 
         Those of a model of the package are part of its origin.

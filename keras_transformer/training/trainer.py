@@ -38,7 +38,6 @@ from keras_transformer.data import (
 from keras_transformer.errors import InputError
 from keras_transformer.host import noted_signals
 from keras_transformer.models import Seq2SeqModel, build_model
-from keras_transformer.tasks import VALIDATION_METRICS
 from keras_transformer.training.distribution import (
     distributed,
     num_workers,
@@ -156,13 +155,11 @@ class Trainer:
         self._state = {"bad_steps_in_a_row": self.model.bad_steps_in_a_row}
         # Few shapes where XLA compiles a program for each.
         self.usual_shapes = MAX_COMPILED_SHAPES if self.model.uses_xla else MAX_SHAPES
-        update = self.model.update
+        update, metrics = self.model.update, self.model.metrics_of_all_replicas
         self._update = tf.function(
             lambda stream: strategy.run(update, args=(next(stream),)), autograph=False
         )
-        self._summed_metrics = tf.function(
-            lambda: strategy.run(self.model.metrics_of_all_replicas), autograph=False
-        )
+        self._metrics = tf.function(lambda: strategy.run(metrics), autograph=False)
         self.step = self.checkpoints.resume(self.model, extra=self._state)
         # A run that starts from another one's weights is first validated with them.
         dev_metrics = self.checkpoints.dev_metrics()
@@ -182,19 +179,17 @@ class Trainer:
         check_validation(training, dev)
         if self.step >= training.train_steps or self._is_stalled():
             return
-        max_shapes = self._keep_what_batches_follow_from(corpus, dev)
-        batches, shapes = self._batches(corpus, max_shapes)
+        batches, shapes = self._batches(corpus, self._max_shapes(corpus, dev))
         validation = None
         if dev:
             vocabularies = self.run.vocabularies()
             validation = Validation(self.model, dev, vocabularies, self.configs, self.usual_shapes)
         log = TrainingLog(
             self.run,
+            self.configs,
             self.model,
-            metric=self.configs.task.metric,
-            dev_metric=validation.dev_metric if validation else None,
+            validation.dev_metric if validation else None,
             step=-1 if self._validates_start else self.step,
-            train_steps=training.train_steps,
             tensorboard=tensorboard,
             show=show,
         )
@@ -204,24 +199,22 @@ class Trainer:
             if validation and self._validates_start:
                 values = log.write_row(0, {}, validation)
                 if self._is_chief:
-                    self.checkpoints.write_metrics(0, self._decisive(values))
-            stream, metrics = iter(batches), {}
+                    self.checkpoints.write_metrics(0, values)
+            stream = iter(batches)
             while self.step < training.train_steps:
                 log.begin_update()
-                metrics = self._update(stream)
+                self._update(stream)
                 self.step += 1
                 log.end_update()
-                self._after_update(metrics, log, validation)
+                self._after_update(log, validation)
                 if self._is_stopped(signals):
-                    self._save_early(metrics, log)
+                    self._save_early(log)
                     raise Stopped([signal.SIGTERM, *signals][-1], self.step)
                 if training.is_saved(self.step) and self._is_stalled():
                     break
         wait_for_workers(self.strategy)  # for the last checkpoint
 
-    def _after_update(
-        self, metrics: Mapping[str, Any], log: TrainingLog, validation: Validation | None
-    ) -> None:
+    def _after_update(self, log: TrainingLog, validation: Validation | None) -> None:
         """Does what is due after an update.
 
         The row of a checkpoint is written before it, since a resumed run drops rows beyond its
@@ -230,12 +223,16 @@ class Trainer:
         step, training = self.step, self.training
         if step % (_MAX_BAD_STEPS // 2) == 0:
             self._check_bad_steps()
-        if not training.is_logged(step):
-            return
-        measure = validation if validation and training.is_validated(step) else dict
-        values = log.write_row(step, metrics or self._sum_metrics(), measure)
-        if training.is_saved(step):
-            self._save(self._decisive(values))
+        if training.is_logged(step):
+            measure = validation if validation and training.is_validated(step) else dict
+            dev_metrics = log.write_row(step, self._metrics_since_row(), measure)
+            if training.is_saved(step):
+                self._save(dev_metrics)
+
+    def _metrics_since_row(self) -> dict[str, tf.Tensor]:
+        """Returns the metrics of all replicas, for which an update need not wait."""
+        local = self.strategy.experimental_local_results
+        return {name: local(values)[0] for name, values in self._metrics().items()}
 
     def _is_stopped(self, signals: Sequence[signal.Signals]) -> bool:
         """Whether a signal stops the run after this step: workers ask each other at each row."""
@@ -243,24 +240,23 @@ class Trainer:
             return wait_for_workers(self.strategy, bool(signals))
         return False
 
-    def _save_early(self, metrics: Mapping[str, Any], log: TrainingLog) -> None:
+    def _save_early(self, log: TrainingLog) -> None:
         """Writes a row and a checkpoint where a signal stops the run, unless they are there."""
         if not self.training.is_logged(self.step):
-            log.write_row(self.step, metrics or self._sum_metrics(), dict)
+            log.write_row(self.step, self._metrics_since_row(), dict)
         if not self.training.is_saved(self.step):
             self._save({})
 
-    def _keep_what_batches_follow_from(
-        self, corpus: TokenizedCorpus, dev: ParallelText | None
-    ) -> int:
-        """Stores digests of the text and the number of batch shapes, and returns that number.
+    def _max_shapes(self, corpus: TokenizedCorpus, dev: ParallelText | None) -> int:
+        """Returns how many shapes the batches of the run may have, the same from its beginning.
+
+        With another number, as XLA has, a resumed run would not come to some pairs, and to others
+        twice. The number and digests of the text are stored in the run.
 
         Raises:
             InputError: the text, or the dev set, is another one than until now.
         """
-        before = self.run.trained_with if self.step else {}
-        # With another number of shapes, as XLA has, a resumed run would not come to some pairs,
-        # and to others twice.
+        before = self.run.batch_inputs if self.step else {}
         now = {"max_shapes": before.get("max_shapes", self.usual_shapes)}
         now |= {"text": corpus.text} if corpus.text else {}
         now |= {"dev": _digest(dev)} if dev else {}
@@ -272,7 +268,7 @@ class Trainer:
                     "of this run"
                 )
         if self._is_chief:
-            self.run.keep_trained_with(**{**before, **now})
+            self.run.write_batch_inputs({**before, **now})
         return int(now["max_shapes"])
 
     def _batches(
@@ -311,11 +307,6 @@ class Trainer:
             if self._is_chief:
                 checkpoints.save_weights(self.model)
 
-    def _decisive(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Returns the metrics of the dev set, which are stored with a checkpoint."""
-        names = [metric.name for metric in (*VALIDATION_METRICS, self.configs.task.metric)]
-        return {name: values[name] for name in names if name in values}
-
     def _check_bad_steps(self) -> None:
         """Raises `InputError` if update after update is skipped, since no gradient is finite."""
         bad_steps = int(self.model.bad_steps_in_a_row.numpy())
@@ -331,11 +322,6 @@ class Trainer:
     def _is_stalled(self) -> bool:
         wait_for_workers(self.strategy)  # for what the chief has written
         return self.run.is_stalled(self.step)
-
-    def _sum_metrics(self) -> dict[str, tf.Tensor]:
-        """Returns the metrics of several replicas, which each update would have to wait for."""
-        local = self.strategy.experimental_local_results
-        return {name: local(values)[0] for name, values in self._summed_metrics().items()}
 
 
 def _digest(dev: ParallelText) -> str:

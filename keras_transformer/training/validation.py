@@ -13,7 +13,7 @@ from keras_transformer.data import BatchPlan, ParallelText, evaluation_batches
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.models import Seq2SeqModel
-from keras_transformer.tasks import Task
+from keras_transformer.tasks import VALIDATION_METRICS, Task
 from keras_transformer.text import Vocabulary
 from keras_transformer.training.distribution import distributed
 from keras_transformer.training.prepare import tokenize
@@ -22,6 +22,7 @@ from keras_transformer.training.settings import RunConfigs
 # How many target tokens can be trained on in the time that a beam search of 4 takes for one
 # reference token: about 5 for `tiny` on two cores, and more at first, when outputs are too long.
 _SEARCH_COST = 8
+_WITHOUT_SEARCH = [metric.name for metric in VALIDATION_METRICS]
 _BATCH_SIZE = 128  # sentences that are searched at once, and the fewest of a large dev set
 
 
@@ -158,10 +159,10 @@ class Validation:
         model.make_test_function()
 
     def __call__(self) -> dict[str, float]:
-        """Returns the values by name."""
+        """Returns loss, perplexity, accuracy and, if it is searched, the metric, by name."""
         self._model.reset_metrics()
         stream, logs = iter(self.batches), {}
         for _ in range(self._num_batches):
             logs = self._model.test_function(stream)
-        values = {f"val_{name}": float(value) for name, value in logs.items()}
+        values = {name: float(logs[name.removeprefix("val_")]) for name in _WITHOUT_SEARCH}
         return values | ({self._metric_name: self.dev_metric()} if self.dev_metric else {})

@@ -53,7 +53,7 @@ def test_process_leaves_a_complete_run_directory(run, train_flags, tmp_path):
 def test_finished_run_is_reported_and_unchanged(call, copy, texts):
     before = _contents(copy)
     same = f"--train_source={texts}/../{texts.name}/train.en"  # the path in another way
-    result = call("train.py", f"--run_dir={copy}", same, "--compile_cache=")
+    result = call("train.py", f"--run_dir={copy}", same)
     assert (result.code, result.err) == (0, "")
     assert "Nothing to do: the run has reached its last step, 300" in result.out
     after = _contents(copy)

@@ -88,7 +88,7 @@ def check_run(sample, model, path):
     ]
     configs = run.configs()
     assert (configs.search, configs.origin) == (sample.model.search, sample.model.origin)
-    assert configs.trained_with is None
+    assert configs.training_options is None
 
 
 def check_export(sample, model, toolkit, path):

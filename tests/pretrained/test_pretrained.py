@@ -50,7 +50,7 @@ def test_packed_model_is_a_run_half_as_large_that_keeps_no_path(packed, trained,
     ]
     configs, trained_with = run.configs(), RunDirectory(run_dir).configs().training.to_dict()
     assert configs.origin == {"model": "words", "training": trained_with}
-    assert configs.data is None and configs.trained_with == trained_with
+    assert configs.data is None and configs.training_options == trained_with
     description = describe_run(run, "step-0")  # of weights that this run has not trained
     assert description["origin"] == configs.origin
     assert description.keys() == {"checkpoint", "task", "origin"}

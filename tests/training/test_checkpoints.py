@@ -53,7 +53,8 @@ def assert_same_state(model: keras.Model, other: keras.Model) -> None:
 
 
 def names_in(folder: pathlib.Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
+    """Gives the files, without the temporary ones of a killed process."""
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".writing-")}
 
 
 def files_of(checkpoints: Checkpoints) -> set[str]:

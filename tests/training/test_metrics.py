@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from keras_transformer.config import TransformerConfig
@@ -21,7 +22,6 @@ from keras_transformer.objectives import (
     TargetTokens,
     TokenAccuracy,
 )
-from keras_transformer.tasks import TranslationTask
 from keras_transformer.training.metrics import (
     append_row,
     keep_rows,
@@ -30,15 +30,16 @@ from keras_transformer.training.metrics import (
 )
 from keras_transformer.training.progress import TrainingLog
 from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
 
 # What a row covers
 
 
 def make_log(tmp_path, model, dev_metric=None, step=0, **options):
-    options = {"train_steps": 100_000, "tensorboard": False, "show": False} | options
-    run = RunDirectory(tmp_path)
-    options |= {"metric": TranslationTask.metric, "dev_metric": dev_metric}
-    return TrainingLog(run, model, step=step, **options)
+    options = {"tensorboard": False, "show": False} | options
+    training = tiny_run.training_config(train_steps=100_000)
+    configs = RunConfigs(tiny_run.model_config(), tiny_run.DATA, training)
+    return TrainingLog(RunDirectory(tmp_path), configs, model, dev_metric, step=step, **options)
 
 
 def scalars(folder) -> dict[str, list[tuple[int, float]]]:
@@ -72,7 +73,8 @@ def test_row_covers_batches_since_previous_row(tmp_path):
     log, stream = make_log(tmp_path, model, step=10, tensorboard=True), iter(data)
 
     def validate():  # between two rows; changes neither
-        return model.evaluate(data, verbose=0, return_dict=True)
+        model.evaluate(data, verbose=0)
+        return {}
 
     for step in range(11, 15):
         log.begin_update()
@@ -161,7 +163,7 @@ def test_log_has_a_line_for_each_row_and_dev_set(tmp_path, capsys):
     )
     dev_metric = types.SimpleNamespace(num_sentences=500, num_all=2000)
     log = make_log(tmp_path, model, dev_metric, show=True)
-    dev = {"val_loss": 2.5, "val_accuracy": 0.5, "bleu": 12.0, "val_padding": 7.0}
+    dev = {"val_loss": 2.5, "val_accuracy": 0.5, "bleu": 12.0}
     values = {"loss": 3.0, "perplexity": 20.5, "accuracy": 0.567, "target_tokens": 100.0}
     log.write_row(0, {}, lambda: {"val_loss": 3.0, "bleu": 1.0})  # before the first update
     for dev_values in ({}, dev):
@@ -175,4 +177,3 @@ def test_log_has_a_line_for_each_row_and_dev_set(tmp_path, capsys):
     assert last == (
         " 12,300/100,000  loss 2.500  acc 50.0%  BLEU 12.00  (500 of 2,000)  on the dev set"
     )
-    assert "val_padding" not in read_metrics(tmp_path / "metrics.jsonl")[-1]

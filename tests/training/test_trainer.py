@@ -136,7 +136,7 @@ def test_changed_text_or_dev_set_is_an_error(resumed):
     other = tiny_run.text(16, seed=4)
     with pytest.raises(InputError, match=r"the dev set has changed since .* step 8; restore it"):
         train(resumed, tiny_run.corpus(), other, show=False)
-    resumed.keep_trained_with(**resumed.trained_with, text="digest")
+    resumed.write_batch_inputs(resumed.batch_inputs | {"text": "digest"})
     changed = dataclasses.replace(tiny_run.corpus(), text="another")
     with pytest.raises(InputError, match="the text to train on has changed"):
         train(resumed, changed, DEV, show=False)
@@ -145,14 +145,14 @@ def test_changed_text_or_dev_set_is_an_error(resumed):
 def test_resumed_run_is_exact_keeps_its_shapes_and_can_be_extended(
     undisturbed, resumed, monkeypatch
 ):
-    before = resumed.trained_with
+    before = resumed.batch_inputs
     assert before["max_shapes"] == MAX_SHAPES
     monkeypatch.setattr(trainer, "MAX_SHAPES", 1)  # as XLA would have it
     resumed.change(train_steps=14, log_steps=5)
     train(resumed, tiny_run.corpus(), DEV, tensorboard=True, show=False)
     assert resumed.checkpoints().steps() == [4, 8, 12, 14]
     assert_same_checkpoint(undisturbed[0], resumed, "step-12")
-    assert resumed.trained_with == before
+    assert resumed.batch_inputs == before
     assert list((resumed.path / "tensorboard").rglob("events.out.tfevents.*"))
 
 
@@ -241,8 +241,6 @@ def test_run_whose_gradients_stay_non_finite_ends_with_advice(tmp_path):
 
 TRAIN_WITH_XLA = """
 import sys
-from keras_transformer.host import keep_programs
-keep_programs(sys.argv[3])
 sys.path.insert(0, sys.argv[1])
 import tiny_run
 from keras_transformer.training.run import RunDirectory
@@ -261,10 +259,10 @@ def test_xla_compiles_each_of_few_shapes_once_before_training(tmp_path, run_pyth
     assert len(fine.shapes) > 8 >= len(few.shapes) > 5
     options = dict(dropout=0.0, batch_tokens=256, train_steps=few.batches_per_epoch)
     compiled = tiny_run.create(tmp_path / "xla", **options)
-    dump, cache = tmp_path / "dump", tmp_path / "cache"
+    dump = tmp_path / "dump"
     flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
     program = "-c", TRAIN_WITH_XLA, FOLDER
-    output = run_python(*program, compiled.path, cache, XLA_FLAGS=flags)
+    output = run_python(*program, compiled.path, XLA_FLAGS=flags)
     lines = [f"Compiling {len(few.shapes)} programs: {n} done" for n in range(len(few.shapes) + 1)]
     assert output.splitlines()[: len(lines)] == lines
     programs = [
@@ -280,15 +278,3 @@ def test_xla_compiles_each_of_few_shapes_once_before_training(tmp_path, run_pyth
     expected, found = (run.load_model().get_weights() for run in (plain, compiled))
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, atol=1e-4)
-
-    # Another process takes the programs from the cache, and compiles one again that is damaged.
-    before = {path: path.stat().st_mtime_ns for path in cache.glob("*/*.pb")}
-    assert len(before) == len(few.shapes)
-    damaged = next(iter(before))
-    damaged.write_bytes(damaged.read_bytes()[:-9])
-    again = tiny_run.create(tmp_path / "again", **options)
-    run_python(*program, again.path, cache, XLA_FLAGS=flags)
-    after = {path: path.stat().st_mtime_ns for path in cache.glob("*/*.pb")}
-    assert [path for path in after if after[path] != before[path]] == [damaged]
-    for one, other in zip(found, again.load_model().get_weights(), strict=True):
-        np.testing.assert_array_equal(other, one)
