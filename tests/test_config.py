@@ -179,7 +179,6 @@ MISTAKES = [
     (DataConfig, dict(vocabulary="a", vocabulary_size=9), "vocabulary_size"),
     (DataConfig, dict(reverse=True), "reverse"),
     (TrainingConfig, dict(precision="float16"), "precision"),
-    (TrainingConfig, dict(checkpoint_steps=6, validation_steps=4), "validation_steps"),
     (TrainingConfig, dict(stop_metric="bleu", validation_time_share=0.0), "validation_time_share"),
     (TrainingConfig, dict(schedule="cosine", warmup_steps=9, train_steps=9), "warmup_steps"),
     (TrainingConfig, dict(stop_patience=5), "stop_patience"),

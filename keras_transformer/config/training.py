@@ -57,15 +57,7 @@ class TrainingConfig(JsonConfig):
         "Decoupled weight decay of matrices, times the learning rate (Loshchilov and Hutter 2019).",
         minimum=0,
     )
-    checkpoint_steps: int = option(1000, "Updates between checkpoints.", minimum=1)
-    validation_steps: int | None = option(
-        None,
-        "Updates between validations: a divisor or a multiple of checkpoint_steps. The last "
-        "step is validated too. Only validated checkpoints count for selection and early "
-        "stopping. Default: checkpoint_steps.",
-        minimum=1,
-        needs_dev_set=True,
-    )
+    checkpoint_steps: int = option(1000, "Updates between checkpoints, and validations.", minimum=1)
     keep_checkpoints: int = option(
         20,
         "Newest checkpoints to keep, at least average_last; the best one stays too.",
@@ -139,28 +131,14 @@ class TrainingConfig(JsonConfig):
                 f"schedule cosine needs steps after its warm-up, but warmup_steps is "
                 f"{self.warmup_steps:,} of {self.train_steps:,} train_steps; lower it"
             )
-        if max(self.event_steps) % min(self.event_steps):
-            raise InputError(
-                f"validation_steps {self.validation_steps} must divide checkpoint_steps "
-                f"{self.checkpoint_steps} or be a multiple of it"
-            )
-
-    @property
-    def event_steps(self) -> tuple[int, int]:
-        """Updates between two checkpoints, and between two validations."""
-        return self.checkpoint_steps, self.validation_steps or self.checkpoint_steps
-
-    def is_validated(self, step: int) -> bool:
-        """Whether the dev set is evaluated after so many updates."""
-        return step % self.event_steps[1] == 0 or step == self.train_steps
 
     def is_saved(self, step: int) -> bool:
-        """Whether a checkpoint is written after so many updates."""
+        """Whether the dev set is evaluated and a checkpoint written after so many updates."""
         return step % self.checkpoint_steps == 0 or step == self.train_steps
 
     def is_logged(self, step: int) -> bool:
         """Whether a row of metrics is written after so many updates."""
-        return step % self.log_steps == 0 or self.is_validated(step) or self.is_saved(step)
+        return step % self.log_steps == 0 or self.is_saved(step)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:

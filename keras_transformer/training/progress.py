@@ -96,20 +96,23 @@ class TrainingLog:
         self._bar.update()
 
     def write_row(
-        self, step: int, metrics: Mapping[str, Any], dev_values: Callable[[], Mapping[str, float]]
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        validation: Callable[[], Mapping[str, float]] | None = None,
     ) -> Mapping[str, float]:
         """Writes the row that ends with a step; waits for the device.
 
         Args:
             step: updates of the run so far.
             metrics: the model's since their reset; none before the first update.
-            dev_values: measures the dev set, after the time of the row has been taken.
+            validation: measures the dev set, after the time of the row has been taken.
 
         Returns:
-            What `dev_values` returned.
+            What `validation` measured.
         """
         row = self._make_row(step, {name: float(value) for name, value in metrics.items()})
-        values = dev_values()
+        values = validation() if validation else {}
         if self._writes:
             row |= values
             append_row(self._path, row)

@@ -224,9 +224,10 @@ class Trainer:
         if step % (_MAX_BAD_STEPS // 2) == 0:
             self._check_bad_steps()
         if training.is_logged(step):
-            measure = validation if validation and training.is_validated(step) else dict
-            dev_metrics = log.write_row(step, self._metrics_since_row(), measure)
-            if training.is_saved(step):
+            is_saved = training.is_saved(step)
+            metrics = self._metrics_since_row()
+            dev_metrics = log.write_row(step, metrics, validation if is_saved else None)
+            if is_saved:
                 self._save(dev_metrics)
 
     def _metrics_since_row(self) -> dict[str, tf.Tensor]:
@@ -243,7 +244,7 @@ class Trainer:
     def _save_early(self, log: TrainingLog) -> None:
         """Writes a row and a checkpoint where a signal stops the run, unless they are there."""
         if not self.training.is_logged(self.step):
-            log.write_row(self.step, self._metrics_since_row(), dict)
+            log.write_row(self.step, self._metrics_since_row())
         if not self.training.is_saved(self.step):
             self._save({})
 

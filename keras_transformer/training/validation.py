@@ -78,7 +78,7 @@ class DevMetric:
         source, target = vocabularies
         self._task = task
         task.check_references(text.target, target)
-        tokens = training.event_steps[1] * training.batch_tokens
+        tokens = training.checkpoint_steps * training.batch_tokens
         learned = list(map(task.target_text, text.target))
         lengths = [len(ids) + 1 for ids in target.encode(learned)]
         affordable = training.validation_time_share * tokens / _SEARCH_COST

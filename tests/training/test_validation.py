@@ -122,7 +122,7 @@ def test_dev_sentences_are_taken_evenly_with_all_their_references(vocabulary):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("stop_metric", "bleu"), ("average_best", 1), ("validation_steps", 4)],
+    [("stop_metric", "bleu"), ("average_best", 1)],
 )
 def test_options_of_validation_need_a_dev_set(name, value):
     training = tiny_run.training_config(**{name: value})
