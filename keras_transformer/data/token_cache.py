@@ -36,7 +36,6 @@ _FORMAT = 5
 _MANIFEST = "manifest.json"
 _SIDES = ("source", "target")
 _CHUNK_PAIRS = 500  # in memory at once
-_SECONDS_BETWEEN_REPORTS = {"terminal": 0.1, "file": 10}
 
 
 def cached_corpus(
@@ -155,7 +154,7 @@ def _write(
 
 def _progress_bar() -> Any:
     """Returns a bar of the pairs that have been tokenized, on standard error."""
-    seconds = _SECONDS_BETWEEN_REPORTS["terminal" if sys.stderr.isatty() else "file"]
+    seconds = 0.1 if sys.stderr.isatty() else 10
     return tqdm(desc="Tokenizing", unit=" pairs", mininterval=seconds, delay=seconds)
 
 

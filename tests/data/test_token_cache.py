@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import os
-import time
 
 import numpy as np
 import pytest
@@ -84,25 +83,6 @@ def test_corpora_follow_each_other_and_may_repeat(tmp_path, cache, tsv):
     corpus = open_corpus(cache, pair, tsv, pair)
     assert sentences(corpus, "source") == ["x.", "ab.", "d.", "hi.", "x."]
     assert corpus.dropped["empty"] == 2
-
-
-class Slow(Letters):
-    def encode(self, texts):
-        time.sleep(0.01)
-        return super().encode(texts)
-
-
-@pytest.mark.parametrize(("seconds", "least", "most"), [(10, 0, 0), (0.1, 1, 6)])
-def test_progress_in_a_file_is_rare(tmp_path, cache, monkeypatch, capsys, seconds, least, most):
-    """Here are 20 chunks of text, which take 0.4 s or more."""
-    assert token_cache._SECONDS_BETWEEN_REPORTS["file"] == 10
-    monkeypatch.setitem(token_cache._SECONDS_BETWEEN_REPORTS, "file", seconds)
-    text = write_tsv(tmp_path / "long.tsv", ["ab c"] * 40)
-    start = time.monotonic()
-    open_corpus(cache, text, vocabulary=Slow())
-    most = most and max(most, int((time.monotonic() - start) / seconds) + 1)
-    output = capsys.readouterr()
-    assert output.out == "" and least <= output.err.count("Tokenizing") <= most
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65_536, np.uint16), (65_537, np.int32)])

@@ -77,29 +77,22 @@ def checkpoints(tmp_path) -> Checkpoints:
 
 def test_resumed_model_has_same_state(checkpoints):
     model, restored = make_model(seed=1), make_model(seed=2)
+    extra = {"bad_steps": tf.Variable(5), "seen": keras.Variable(7.0)}
+    others = {"bad_steps": tf.Variable(0), "seen": keras.Variable(0.0)}
     for each in (restored, model):  # the second replaces the first
-        checkpoints.save(each, 7)
+        checkpoints.save(each, 7, extra=extra)
     before = [np.array(variable) for variable in restored.optimizer.variables]
     checkpoints.restore(restored, "step-7")  # the weights alone
     assert_equal(restored.weights, model.weights)
     assert_equal(restored.optimizer.variables, before)
-    assert checkpoints.resume(restored) == 7
+    assert checkpoints.resume(restored, extra=others) == 7
     assert_same_state(restored, model)
+    assert (int(others["bad_steps"]), float(others["seen"])) == (5, 7.0)
     x = np.ones((4, 3), "float32")
     for _ in range(2):  # the same random numbers now, and the same after them
         np.testing.assert_array_equal(model(x, training=True), restored(x, training=True))
     stored = load_file(checkpoints.path("step-7"))
     np.testing.assert_array_equal(stored["weights/dense_0/kernel"], model.layers[0].kernel)
-
-
-def test_counters_are_restored(checkpoints):
-    model, resumed = make_model(seed=1), make_model(seed=2)
-    extra = {"bad_steps": tf.Variable(5), "seen": keras.Variable(7.0)}
-    others = {"bad_steps": tf.Variable(0), "seen": keras.Variable(0.0)}
-    checkpoints.save(model, 7, extra=extra)
-    assert checkpoints.resume(resumed, extra=others) == 7
-    assert_same_state(resumed, model)
-    assert (int(others["bad_steps"]), float(others["seen"])) == (5, 7.0)
 
 
 def test_one_device_and_several_share_checkpoints(checkpoints):
