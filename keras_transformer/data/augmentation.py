@@ -74,7 +74,7 @@ def _altered(draw: random.Random, source: str, target: str, item: str) -> tuple[
 def _filled(draw: random.Random, place: str) -> str:
     if place not in "0XYZ":
         return place
-    first, last = {"0": "09", "Z": draw.choice(_SCRIPTS)}.get(place, "az")
+    first, last = map(ord, {"0": "09", "Z": draw.choice(_SCRIPTS)}.get(place, "az"))
     count = 1 if place == "0" else draw.randint(1, 8)
-    word = "".join(chr(draw.randint(ord(first), ord(last))) for _ in range(count))
+    word = "".join(chr(draw.randint(first, last)) for _ in range(count))
     return word.title() if place == "Y" else word
