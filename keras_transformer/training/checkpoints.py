@@ -197,9 +197,7 @@ class Checkpoints:
     ) -> None:
         with writing(f"checkpoint {name} to {self.folder}"):
             self.folder.mkdir(parents=True, exist_ok=True)
-            path = (
-                self.folder / "unfinished"
-            )  # a killed process leaves it, the next one replaces it
+            path = self.folder / "unfinished"  # a killed process leaves it until the next one
             try:
                 _write_arrays(path, variables, step)
                 sync(path)

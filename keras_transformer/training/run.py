@@ -190,22 +190,20 @@ class RunDirectory:
             return RunConfigs.from_dict(values)
 
     def continue_with(self, changed: RunConfigs) -> None:
-        """Saves changed settings of the run.
-
-        Raises:
-            InputError: a setting differs that a run cannot change, and the message names it;
-                another process trains the run; or the directory cannot be written.
-        """
+        """Saves what `changed_configs` returned; `InputError` while another process trains."""
         with self.lock():
             before = self.configs()
-            before.check_may_become(changed)
             fields = operator.attrgetter("average_last", "average_best")
             if fields(before.training) != fields(changed.training):
                 self.checkpoints().drop(AVERAGE)  # made again when the run comes to its end
             self._update_config(**changed.to_dict())
 
     def change(self, **options: Any) -> None:
-        """Changes settings of the run by name; raises as `continue_with` does.
+        """Changes settings of the run by name.
+
+        Raises:
+            InputError: a setting is unknown or one that a run cannot change, and the message names
+                it; another process trains the run; or the directory cannot be written.
 
         Example:
             >>> run.change(train_steps=40_000)  # `train` then goes on to that step

@@ -110,33 +110,6 @@ class RunConfigs(NamedTuple):
             dict(values.get("origin", {})),
         )
 
-    def check_may_become(self, changed: "RunConfigs") -> None:
-        """Raises `InputError` that lists the settings of `changed` that differ and must not."""
-        may_change = {
-            name
-            for config in (DataConfig, TrainingConfig)
-            for name in config.fields_with(may_change=True)
-        }
-        if self.training.schedule == "cosine":  # which ends at the last step
-            may_change.discard("train_steps")
-        before, after = self._flat(), changed._flat()
-        differences = [
-            f"{name} is {before.get(name)!r} there and {value!r} here"
-            for name, value in after.items()
-            if name not in may_change and value != before.get(name)
-        ]
-        if differences:
-            raise InputError(
-                f"the run has other settings: {'; '.join(differences)}; remove these options to "
-                "resume it, or give another --run_dir, with --start_from to begin with its weights"
-            )
-
-    def _flat(self) -> dict[str, Any]:
-        values: dict[str, Any] = {"task": self.task.name}
-        for config in (self.model, self.required_data, self.training, self.task):
-            values |= config.to_dict()
-        return values
-
 
 def new_configs(options: Options) -> RunConfigs:
     """Returns the configurations of a new run, as if its vocabularies had the sizes asked for.
@@ -192,27 +165,44 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
 
 
 def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
-    """Returns the configurations of a run with other values for some options.
+    """Returns the configurations with which a run resumes; some fields may have other values.
 
-    Raises `InputError` as `new_configs` does, and for a value that the run may not change.
+    Raises:
+        InputError: an option is unknown or out of range, or differs from that of the run, which
+            only fields with `may_change` may do.
     """
     _check_names(options)
-    model_values, training_values = _model_options(options), TrainingConfig.pick(options)
-    if training_values.get("precision") == "auto":  # the run keeps what it has meant
-        del training_values["precision"]
-    if "preset" in options:
-        name = options["preset"]
-        training_values = TRAINING_PRESETS[preset_size(name)] | training_values
+    values = {**options, **_data_options(options)}
+    if values.get("precision") == "auto":  # the run keeps what it has meant
+        del values["precision"]
+    if preset := values.pop("preset", None):
+        values = TRAINING_PRESETS[preset_size(preset)] | values
         if "start_from" not in configs.origin:  # whose model is another run's
-            model_values = _sizes(type(configs.model), name) | model_values
-    changed = configs._replace(
-        model=configs.model.from_dict(configs.model.to_dict() | model_values),
-        data=configs.required_data.replace(**_data_options(options)),
-        training=configs.training.replace(**training_values),
-        task=_changed_task(configs.task, options),
+            values = _sizes(type(configs.model), preset) | values
+    stored: dict[str, Any] = {"task": configs.task.name}
+    for config in (configs.model, configs.required_data, configs.training, configs.task):
+        stored |= config.to_dict()
+    changes = {name: value for name, value in values.items() if value != stored.get(name)}
+    may_change = {*DataConfig.fields_with(may_change=True)}
+    may_change |= {*TrainingConfig.fields_with(may_change=True)}
+    if configs.training.schedule == "cosine":  # which ends at the last step
+        may_change.discard("train_steps")
+    differences = [
+        f"{name} is {stored.get(name)!r} there and {value!r} here"
+        for name, value in changes.items()
+        if name not in may_change
+    ]
+    if differences:
+        raise InputError(
+            f"the run has other settings: {'; '.join(differences)}; remove these options to "
+            "resume it, or give another --run_dir, with --start_from to begin with its weights"
+        )
+    return _checked(
+        configs._replace(
+            data=configs.required_data.replace(**DataConfig.pick(changes)),
+            training=configs.training.replace(**TrainingConfig.pick(changes)),
+        )
     )
-    configs.check_may_become(changed)
-    return _checked(changed)
 
 
 def names_data(options: Options) -> bool:

@@ -20,7 +20,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 from keras_transformer.models import build_model
 from keras_transformer.search import Constraint
-from keras_transformer.tasks import Metric, Task, TranslationTask, get_task, register_task
+from keras_transformer.tasks import Metric, Task, get_task, register_task
 from keras_transformer.tasks import task as task_module
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.metrics import read_metrics
@@ -30,6 +30,7 @@ from keras_transformer.training.prepare import (
     training_corpus,
 )
 from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import changed_configs
 from keras_transformer.training.trainer import train
 from keras_transformer.training.validation import DevMetric
 
@@ -166,13 +167,13 @@ def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, files
 def test_run_of_another_task_is_not_continued(tmp_path, files):
     run = create(tmp_path, files, shout=True)
     configs = run.configs()
-    run.continue_with(configs)
-    for task, part in (
-        (TranslationTask(), "task is 'reversal' there and 'translation' here; bleu_"),
-        (Reversal(), "shout is True there and False here"),
+    assert changed_configs(configs, {"task": "reversal", "shout": True}) == configs
+    for changes, part in (
+        ({"task": "translation"}, "task is 'reversal' there and 'translation' here"),
+        ({"shout": False}, "shout is True there and False here"),
     ):
         with pytest.raises(InputError, match=part):
-            run.continue_with(configs._replace(task=task))
+            changed_configs(configs, changes)
 
 
 def test_tokens_are_those_of_the_task_and_its_code(tmp_path, monkeypatch):
