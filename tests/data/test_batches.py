@@ -239,22 +239,6 @@ def batches_of(corpus, **changes):
     return list(training_batches(corpus, **{"batch_tokens": 128, "epochs": 2, **changes}))
 
 
-@pytest.mark.parametrize(("replicas", "workers"), [(4, 2), (6, 3)])
-def test_workers_make_equal_slices_of_resampled_batches(replicas, workers):
-    corpus, _, _ = a_corpus()
-    options = {"resample": (turn, turn), "replicas": replicas}
-    whole = batches_of(corpus, **options)
-    parts = [batches_of(corpus, shard=(index, workers), **options) for index in range(workers)]
-    for batch, *slices in zip(whole, *parts, strict=True):
-        assert len({len(labels) for _, labels in slices}) == 1
-        joined = [
-            np.concatenate([get(part) for part in slices])
-            for get in (lambda b: b[0]["source"], lambda b: b[0]["target"], lambda b: b[1])
-        ]
-        for ours, theirs in zip(joined, (*batch[0].values(), batch[1]), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-
-
 def turn(sentences, seed):
     """Stands in for another segmentation: turns each sentence by a number of the seed."""
     turns = np.random.default_rng(seed).integers(0, 5, len(sentences)).tolist()
@@ -268,6 +252,12 @@ def test_segmentations_differ_each_epoch_and_repeat_on_resume():
     assert as_lists(batches_of(corpus, **options)) == whole
     for step in (1, len(whole) // 2 + 3):
         assert as_lists(batches_of(corpus, first_step=step, **options)) == whole[step:]
+    both, *halves = (
+        as_lists(batches_of(corpus, replicas=2, shard=shard, **options))
+        for shard in ((0, 1), (0, 2), (1, 2))  # of one worker, and of two
+    )
+    for batch, first, second in zip(both, *halves, strict=True):
+        assert [rows + others for rows, others in zip(first, second, strict=True)] == [*batch]
     plain = rows_of(batches_of(corpus, seed=9))
     pairs = [
         ([*itertools.chain(*new)], [*itertools.chain(*old)])
