@@ -161,9 +161,9 @@ class TrainingLog:
             dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
             parts = _quality(dev)
             if self._dev_metric:
-                parts.append(f"{self._metric.label} {row[self._metric.name]:.2f}")
                 count, total = self._dev_metric.num_sentences, self._dev_metric.num_all
-                parts += [f"({count:,} of {total:,})"] if count < total else []
+                part = f" ({count:,} of {total:,})" if count < total else ""
+                parts.append(f"{self._metric.label} {row[self._metric.name]:.2f}{part}")
             self._print(row, [*parts, "on the dev set"])
 
     def _print(self, row: Row, parts: Iterable[str]) -> None:

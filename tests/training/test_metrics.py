@@ -170,10 +170,10 @@ def test_log_has_a_line_for_each_row_and_dev_set(tmp_path, capsys):
         log.begin_update()
         log.write_row(12_300, values, lambda dev_values=dev_values: dev_values)
     start, first, again, last = capsys.readouterr().out.splitlines()
-    assert start == "      0/100,000  loss 3.000  BLEU 1.00  (500 of 2,000)  on the dev set"
+    assert start == "      0/100,000  loss 3.000  BLEU 1.00 (500 of 2,000)  on the dev set"
     for line in (first, again):
         expected = r" 12,300/100,000  loss 3\.000  ppl 20\.50  acc 56\.7%  lr 0\.5  \S+ tokens/s"
         assert re.fullmatch(expected, line)
     assert last == (
-        " 12,300/100,000  loss 2.500  acc 50.0%  BLEU 12.00  (500 of 2,000)  on the dev set"
+        " 12,300/100,000  loss 2.500  acc 50.0%  BLEU 12.00 (500 of 2,000)  on the dev set"
     )
