@@ -109,8 +109,8 @@ class DataConfig(JsonConfig):
     vocabulary_normalization: Normalization = option(
         "nfc",
         'Unicode normalization of both sides: "nfc" composes letters and marks and turns '
-        'tabs into spaces; "nfkc" also replaces full-width, superscript and other compatible '
-        "characters, no-break spaces and Persian's non-joiner, which the model can then never "
+        'tabs and no-break spaces into spaces; "nfkc" also replaces full-width, superscript and '
+        "other compatible characters and Persian's non-joiner, which the model can then never "
         'write; "identity" does neither. All collapse repeated spaces and strip the ends.',
         for_vocabulary=True,
         needs=_LEARNED,

@@ -31,6 +31,7 @@ from keras_transformer.text.normalization import (
     CONTROLS,
     IGNORABLE,
     JOINERS,
+    LIKE_SPACES,
     any_of,
     compose,
     rules,
@@ -50,7 +51,7 @@ _MAX_BYTES_A_CHARACTER = 4
 _TRAINER_UNKNOWN, _SUBSTITUTE = "\u2585", "\ufdd0"
 # What nobody sees gets no token, except joiners.
 _DROPPED = re.compile(any_of(c for c in IGNORABLE if c not in JOINERS))
-_SPACES = re.compile(any_of(CONTROLS))
+_CONTROLS, _LIKE_SPACES = re.compile(any_of(CONTROLS)), re.compile(any_of(LIKE_SPACES))
 # The trainer drops the names of its tokens from text: they are taken apart; within words another
 # character, of no text, stands for "<".
 _LESS = "\ufdd1"
@@ -82,10 +83,10 @@ def learn_vocabulary(
         kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
             "word" for words between spaces, for example of tokenized text ("un@@ happy").
         normalization: what a model reads and writes. "nfc" composes letters and marks, makes spaces
-            of tabs, and keeps all else; "identity" changes nothing; "nfkc" is Unicode NFKC as other
-            toolkits have it, which rewrites full-width characters, "½", "²", an ellipsis and
-            Persian's non-joiner, so that the model can write none of these. All turn runs of spaces
-            into one and trim the ends.
+            of tabs and no-break spaces, and keeps all else; "identity" changes nothing; "nfkc" is
+            Unicode NFKC as other toolkits have it, which rewrites full-width characters, "½", "²",
+            an ellipsis and Persian's non-joiner, so that the model can write none of these. All
+            turn runs of spaces into one and trim the ends.
         character_coverage: share of all characters that get a token, from 0.98 to 1; the rarest
             become unknown.
         byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).
@@ -202,7 +203,7 @@ def _training_lines(
     try:
         for sentence in sentences:
             check_unicode("text", sentence)
-            line = _SPACES.sub(" ", _DROPPED.sub("", sentence))
+            line = (_LIKE_SPACES if composes else _CONTROLS).sub(" ", _DROPPED.sub("", sentence))
             line = compose(line) if composes else line
             line = _NAMES_OF_TOKENS.sub(less, line).replace(_TRAINER_UNKNOWN, _SUBSTITUTE)
             start = 0

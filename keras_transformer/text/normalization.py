@@ -28,6 +28,8 @@ def any_of(characters: Iterable[str]) -> str:
 JOINERS = "\u200c\u200d"  # between letters of Persian and Sinhala, and in emoji
 CONTROLS = [c for c in map(chr, range(0x2030)) if unicodedata.category(c) in ("Cc", "Zl", "Zp")]
 SPACES = [c for c in map(chr, range(0x3001)) if unicodedata.category(c) == "Zs"] + CONTROLS
+# Read as a space with "nfc", where NFKC writes a space: U+00A0 and its like get no token.
+LIKE_SPACES = [c for c in SPACES if unicodedata.normalize("NFKC", c) == " "] + CONTROLS
 # Characters that nobody sees: Unicode's property Default_Ignorable_Code_Point.
 IGNORABLE = [
     chr(code)
@@ -60,12 +62,14 @@ def rules() -> str:
     Each line is a spelling, a tab and what it becomes, as hexadecimal code points. SentencePiece
     cannot put marks in order: text whose marks are in another order must be composed before.
     """
-    becomes = {c: "" for c in IGNORABLE if c not in JOINERS} | dict.fromkeys(CONTROLS[1:], " ")
+    becomes = {}
     for character in map(chr, itertools.chain(range(0xD800), range(0xE000, _LAST_COMPOSED))):
         if (composed := compose(character)) != character:
             becomes[character] = composed
         elif (parts := decompose(character)) != character:
             becomes[parts] = character
+    becomes |= {c: "" for c in IGNORABLE if c not in JOINERS}
+    becomes |= {c: " " for c in LIKE_SPACES if c not in " \0"}  # no rule can have a NUL
     return "".join(
         "\t".join(" ".join(f"{ord(c):X}" for c in text) for text in rule) + "\n"
         for rule in becomes.items()

@@ -6,6 +6,7 @@ import pathlib
 import unicodedata
 
 import pytest
+import sentencepiece
 import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,16 +97,29 @@ def test_ignorable_characters_are_dropped_unless_they_are_tokens(name):
     assert ids_of(name, [f" {c}\n" for c in IGNORABLE]) == [[]] * len(IGNORABLE)
 
 
-def test_joiners_and_spaces_that_are_tokens_stay():
+def test_joiners_stay_and_spaces_only_without_normalization():
     texts = ["می\u200cخواهم", "5\u202f%", "👩\u200d🌾"]
-    ids = ids_of("nfc", texts)
-    assert get_vocabulary("nfc").decode(ids) == texts and UNK_ID not in itertools.chain(*ids)
+    for name, space in (("nfc", " "), ("identity", "\u202f")):
+        ids = ids_of(name, texts)
+        read = [text.replace("\u202f", space) for text in texts]
+        assert get_vocabulary(name).decode(ids) == read and UNK_ID not in itertools.chain(*ids)
     assert ids_of("nfc", ["\u202f", "\u200c"]) == [[], []]
+
+
+def test_no_break_spaces_of_the_learned_text_are_spaces():
+    """Also for programs that read the SentencePiece model alone."""
+    spaces = "\xa0\u2000\u2002\u2007\u2009\u202f\u205f\u3000"
+    vocabulary = learn_vocabulary([f"a{c}b" for c in spaces] * 9, kind="char")
+    assert vocabulary.pieces(range(4, vocabulary.size)) == ["▁", "a", "b"]
+    plain = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
+    texts = [f"b{c}a" for c in spaces]
+    assert plain.encode(texts) == vocabulary.encode(texts) == vocabulary.encode(["b a"]) * 8
 
 
 @pytest.mark.parametrize("name", ["nfc", "identity", "bytes"])
 def test_other_spaces_and_control_characters_separate_words(name):
-    texts = [f"the{c}old {c}bridge{c}" for c in SPACES if c != "\u202f"]
+    spaces = [c for c in SPACES if c != "\u202f" or name != "identity"]
+    texts = [f"the{c}old {c}bridge{c}" for c in spaces]
     assert ids_of(name, texts) == ids_of(name, ["the old bridge"]) * len(texts)
 
 

@@ -97,7 +97,6 @@ def _real_text() -> tuple[list[str], list[str]]:
     [
         ({"kind": "unigram", "size": 200}, _near_ties),
         *(({"kind": kind, "size": 1000}, _real_text) for kind in KINDS),
-        ({"kind": "word", "size": 20_000, "normalization": "identity"}, _real_text),
     ],
 )
 def test_much_text_has_the_ids_of_python_and_comes_back(options, make):
