@@ -25,14 +25,13 @@ from keras_transformer.outputs import (
 
 # What an exported model takes for the option's value at export.
 AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
-_NO_PHRASES = "\n"  # for the empty list, since the empty text stands for the exported phrases
 
 # Outputs that mark sentences which a model did not take as they are.
 REMARKS = {
     "code_unknown": "the vocabulary lacks the language code that begins the text",
     "source_cut": "longer than the model reads (max_source_length); the end is not read",
     "options_ignored": "an option is not kept as it is: the vocabulary lacks characters of the "
-    "prefix or a banned phrase, it is too long, or a number is too large",
+    "prefix, it is too long, or a number is too large",
     "best_cut": "the translation has as many tokens as it may have (max_extra_length, max_length); "
     "it had to end",
     "is_cut": "the translation is longer than the model can generate (max_source_length and "
@@ -111,8 +110,7 @@ class SentenceTranslator(abc.ABC):
             **options: search options that differ from the model's own, such as length_penalty,
                 max_length, temperature or prefix: the fields of `SearchConfig` that may differ
                 between sentences. Each is one value for all sentences or a list with one for each,
-                where None means the model's own. A list of phrases is for all sentences, a list of
-                such lists has those of each sentence.
+                where None means the model's own.
 
         Returns:
             The best translation of the string, or of each sentence of the list; the others of an
@@ -279,9 +277,7 @@ def option_inputs(
     """Checks options, and makes an input of each one that the model has, given or not.
 
     Args:
-        options: for each option one value for all sentences or a sequence of `count` values. A
-            list of text is one value of an option that takes phrases, and a sequence of lists has
-            the phrases of each sentence.
+        options: for each option one value for all sentences or a sequence of `count` values.
         inputs: the `tensorflow.DataType` of each input of the signature.
         count: sentences.
 
@@ -306,10 +302,7 @@ def option_inputs(
         if not isinstance(prefix, str):
             raise InputError(f"prefix must be text, got {prefix!r}")
         check_options(given)
-        for name, text in [("prefix", prefix)] + [
-            ("banned_phrases", phrase) for phrase in given.get("banned_phrases", ())
-        ]:
-            check_unicode(name, text)
+        check_unicode("prefix", prefix)
     return {
         name: InputValues([_as_sent(dtype, value) for value in values[name]], dtype)
         for name, dtype in known.items()
@@ -317,34 +310,22 @@ def option_inputs(
 
 
 def _spread(name: str, value: Any, count: int) -> list[Any]:
-    """Makes a value for each sentence: a number, text, a tuple of phrases, or None."""
-    is_phrases = name == "banned_phrases"
+    """Makes a value for each sentence: a number, text, or None."""
     if hasattr(value, "tolist"):  # NumPy's numbers and arrays
         value = value.tolist()
     values = value if isinstance(value, list | tuple) else [value] * count
-    if is_phrases and all(isinstance(phrase, str) for phrase in values):
-        values = [values if isinstance(value, list | tuple) else value] * count
     if len(values) != count:
         raise InputError(
             f"{name} must be one value for all sentences or a list with one for each, got "
             f"{len(values)} for {count} sentences"
         )
-    return [_as_phrases(each) for each in values] if is_phrases else list(values)
-
-
-def _as_phrases(value: Any) -> Any:
-    """Makes a tuple of phrases from a list of them, or from lines of text."""
-    if isinstance(value, str):
-        return tuple(line for line in value.split("\n") if line.strip())
-    return tuple(value) if isinstance(value, list) else value
+    return list(values)
 
 
 def _as_sent(dtype: str, value: Any) -> Any:
     """The value of an option as JSON and protocol buffers represent it."""
     if value is None:
         return AS_EXPORTED[dtype]
-    if isinstance(value, tuple):
-        return "\n".join(value) or _NO_PHRASES
     return float(value) if dtype == "DT_FLOAT" else value
 
 

@@ -377,13 +377,20 @@ def trained(run_dir):
 
 @pytest.fixture(scope="session")
 def make_translator(trained):
-    """Gives a translator with that model and some search of its own, traced once."""
+    """Gives a translator with that model and some search of its own, traced once.
+
+    Its task bans the words `banned`.
+    """
+    from helpers import banning_task
+
     from keras_transformer import Translator
     from keras_transformer.config import SearchConfig
 
-    return functools.cache(
-        lambda **changes: Translator(*trained, SearchConfig(**_SEARCH | changes))
-    )
+    @functools.cache
+    def make(banned=(), **changes):
+        return Translator(*trained, SearchConfig(**_SEARCH | changes), task=banning_task(banned))
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,21 @@ def n_best(translations: Sequence[Translation]) -> list[Translation]:
     return [each for best in translations for each in (best, *best.alternatives)]
 
 
+def banning_task(words: Sequence[str]) -> task.Task | None:
+    """Makes a task in which a search never finds some target words; None if there are none."""
+    if not words:
+        return None
+    from plain_search import Banned
+
+    from keras_transformer.tasks import TranslationTask
+
+    class BanningTask(TranslationTask):
+        def constraints(self, source, vocabularies):
+            return [Banned([[word_id for ids in vocabularies[1].encode(words) for word_id in ids]])]
+
+    return BanningTask()
+
+
 def cluster(ports: Sequence[int]) -> list[str]:
     """Gives the TF_CONFIG of each worker of a cluster on this machine."""
     workers = {"worker": [f"127.0.0.1:{port}" for port in ports]}

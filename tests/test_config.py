@@ -56,7 +56,7 @@ def test_unknown_preset_error_lists_presets(kind):
         TransformerConfig(vocabulary_size=9, target_vocabulary_size=8, share_embeddings="none"),
         DataConfig(dataset="wmt14_translate/de-en", share_vocabulary=False),
         TrainingConfig(learning_rate=0.002, precision="mixed_bfloat16"),
-        SearchConfig(length_penalty=0.0, banned_phrases=("a", "b c")),
+        SearchConfig(length_penalty=0.0),
     ],
 )
 def test_json_round_trip(config):
@@ -79,15 +79,14 @@ def test_paths_get_the_home_folder(monkeypatch):
 
 
 _VALUES = [
-    True, 1, 0.5, float("nan"), "no", None, ("a",), ["a"], (1,), object(),
+    True, 1, 0.5, float("nan"), "no", None, ("a",), ["a"], object(),
     np.int64(1), np.float32(0.5), np.float64("nan"), np.bool_(True),
 ]  # fmt: skip
 _FITTING = {  # the values above that a field of a type takes
-    "bool": [0, 13],
-    "int": [1, 10],
-    "float": [1, 2, 10, 11],
+    "bool": [0, 12],
+    "int": [1, 9],
+    "float": [1, 2, 9, 10],
     "str": [4],
-    "tuple[str, ...]": [6, 7],  # lists are what JSON has
 }
 
 
@@ -102,8 +101,7 @@ def test_fields_take_values_of_their_type_only(annotation):
     for number, value in enumerate(_VALUES):
         if number in _FITTING[annotation.removesuffix(" | None")] or (value is None and optional):
             field = kind(value).field
-            assert field == (tuple(value) if isinstance(value, list) else value)
-            assert type(field) in (bool, int, float, str, tuple, type(None))
+            assert field == value and type(field) in (bool, int, float, str, type(None))
         else:
             with pytest.raises(InputError, match=r"^field must be .*, got ") as caught:
                 kind(value)
@@ -118,12 +116,11 @@ def test_types_are_read_in_modules_with_future_annotations(tmp_path, monkeypatch
         "@dataclasses.dataclass(frozen=True, kw_only=True)\n"
         "class Annotated(JsonConfig):\n"
         "    size: int | None = option(None, 'A size.', minimum=1)\n"
-        "    words: tuple[str, ...] = option((), 'Words.')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     from annotated import Annotated
 
-    assert Annotated(size=3, words=["a"]).words == ("a",)
+    assert Annotated(size=3).size == 3
     with pytest.raises(InputError, match="size must be a whole number, got 'three'"):
         Annotated(size="three")
 
@@ -132,7 +129,6 @@ def test_types_are_read_in_modules_with_future_annotations(tmp_path, monkeypatch
 class Ranges(JsonConfig):
     number: int = option(3, "", minimum=1, maximum=9, is_odd=True)
     share: float | None = option(None, "", above=0, below=1)
-    words: tuple[str, ...] = option((), "", maximum=2)
 
 
 @pytest.mark.parametrize("kind", SMALLEST)
@@ -159,7 +155,6 @@ MISTAKES = [
     (Ranges, dict(number=4), "number"),
     (Ranges, dict(share=0.0), "share"),
     (Ranges, dict(share=1), "share"),
-    (Ranges, dict(words=("a", "b", "c")), "words"),
     (TransformerConfig, dict(positions="rope"), "positions"),
     (TransformerConfig, dict(positions="rotary", key_dim=5), "key_dim"),
     (TransformerConfig, dict(positions="learned", first_position=1024), "max_positions"),
@@ -182,7 +177,6 @@ MISTAKES = [
     (TrainingConfig, dict(stop_metric="bleu", validation_time_share=0.0), "validation_time_share"),
     (TrainingConfig, dict(schedule="cosine", warmup_steps=9, train_steps=9), "warmup_steps"),
     (TrainingConfig, dict(stop_patience=5), "stop_patience"),
-    (SearchConfig, dict(banned_phrases=["a", " "]), "banned_phrases"),
     (SearchConfig, dict(num_translations=5), "num_translations"),
     (SearchConfig, dict(temperature=0.5), "temperature"),
     (SearchConfig, dict(method="sampling", early_stop="first"), "early_stop"),
@@ -192,7 +186,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("kind", "changes", "name"), MISTAKES)
 def test_mistakes_are_one_line_that_names_the_field(kind, changes, name):
-    valid = SMALLEST.get(kind, dict(number=9, share=0.5, words=("a", "b")))
+    valid = SMALLEST.get(kind, dict(number=9, share=0.5))
     kind(**valid)
     with pytest.raises(InputError, match=name) as caught:
         kind(**valid | changes)

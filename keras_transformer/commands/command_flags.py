@@ -57,8 +57,6 @@ def define_flags(
         kind = typing.get_args(types[field.name])[0] if may_be_none else types[field.name]
         if typing.get_origin(kind) is typing.Literal:
             flags.DEFINE_enum(field.name, None, typing.get_args(kind), help_text)
-        elif typing.get_origin(kind) is tuple:
-            flags.DEFINE_multi_string(field.name, None, help_text)
         elif field.metadata.get("is_path"):
             define_path(field.name, help_text)
         else:

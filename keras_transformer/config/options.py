@@ -70,8 +70,6 @@ class JsonConfig:
         types = field_types(type(self))
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value, kind = getattr(self, field.name), types[field.name]
-            if isinstance(value, list) and get_origin(kind) is tuple:  # read from JSON
-                value = tuple(value)
             if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # NumPy's
                 value = value.item()
             if (expected := _expected(kind, value)) is not None:
@@ -128,11 +126,7 @@ class JsonConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain Python values, as in JSON."""
-        values = dataclasses.asdict(self)  # type: ignore[call-overload]
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in values.items()
-        }
+        return dataclasses.asdict(self)  # type: ignore[call-overload]
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -170,15 +164,12 @@ _BOUNDS = {
 
 def _check_range(field: dataclasses.Field[Any], value: Any) -> None:
     """Raises `InputError` unless a value keeps the bounds that its field declares."""
-    number, what = value, f"{field.name} must be"
-    if isinstance(value, tuple):
-        number, what = len(value), f"the number of {field.name} must be"
     for name, (words, is_within) in _BOUNDS.items():
         bound = field.metadata.get(name)
-        if bound is not None and not is_within(number, bound):
-            raise InputError(f"{what} {words} {bound}, got {number}")
-    if field.metadata.get("is_odd") and number % 2 == 0:
-        raise InputError(f"{what} odd, got {number}; use {number - 1} or {number + 1}")
+        if bound is not None and not is_within(value, bound):
+            raise InputError(f"{field.name} must be {words} {bound}, got {value}")
+    if field.metadata.get("is_odd") and value % 2 == 0:
+        raise InputError(f"{field.name} must be odd, got {value}; use {value - 1} or {value + 1}")
 
 
 _NAMES = {bool: "True or False", int: "a whole number", float: "a finite number", str: "a string"}
@@ -197,9 +188,6 @@ def _expected(kind: Any, value: Any) -> str | None:
     if origin is Literal:
         fits = any(type(value) is type(choice) and value == choice for choice in arguments)
         return None if fits else f"one of {', '.join(map(str, arguments))}"
-    if origin is tuple:
-        fits = type(value) is tuple and all(_expected(arguments[0], x) is None for x in value)
-        return None if fits else f"a sequence, each entry {_expected(arguments[0], object())}"
     if kind is float:
         fits = type(value) is int or (isinstance(value, float) and math.isfinite(value))
     else:

@@ -12,8 +12,6 @@ from typing import Any, Literal, NamedTuple
 from keras_transformer.config.options import JsonConfig, option
 from keras_transformer.errors import InputError
 
-MAX_PHRASES = 256  # of a sentence, so that no request can exhaust the memory
-
 # Tokens of a sentence or a translation: far beyond use, and their sums fit into 32 bits.
 MAX_TOKENS = 100_000
 _MAX_INT = (1 << 31) - 1  # of 32 bits
@@ -27,7 +25,7 @@ class RequestOption(NamedTuple):
     """A search option that each sentence of a request may set.
 
     Attributes:
-        type: float, int, or str: a prefix, or phrases, one to a line.
+        type: float, int, or str for the prefix.
         off: the value without effect, for which a graph has no operations; None if there is none.
     """
 
@@ -47,7 +45,6 @@ REQUEST_OPTIONS = {
     "min_length": RequestOption(int, off=0),
     "repetition_penalty": RequestOption(float, off=1),
     "no_repeat_ngram": RequestOption(int, off=0),
-    "banned_phrases": RequestOption(str),
     "prefix": RequestOption(str),
 }
 
@@ -169,12 +166,6 @@ class SearchConfig(JsonConfig):
         minimum=0,
         maximum=_MAX_INT,
     )
-    banned_phrases: tuple[str, ...] = option(
-        (),
-        "Phrases that translations never contain, as the vocabulary tokenizes them; other tokens "
-        "may spell the same text. At most 256.",
-        maximum=MAX_PHRASES,
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,11 +178,6 @@ class SearchConfig(JsonConfig):
                 f"num_translations {self.num_translations} is larger than beam_size "
                 f"{self.beam_size}; raise beam_size or ask for fewer"
             )
-        for phrase in self.banned_phrases:
-            if not phrase.strip() or "\n" in phrase:
-                raise InputError(
-                    f"banned_phrases must be lines of text, none of them blank, got {phrase!r}"
-                )
 
     @classmethod
     def unused_by(cls, method: str) -> list[str]:

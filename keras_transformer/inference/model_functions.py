@@ -34,10 +34,10 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import CONTROL_CHARACTERS
 from keras_transformer.inference import teacher_forcing
 from keras_transformer.inference.compiled_search import CompiledSearch, XlaShapes, gpu_shapes
-from keras_transformer.inference.options import column_types, config_settings, read_options
+from keras_transformer.inference.options import column_types, read_options
 from keras_transformer.inference.words import copy_unknowns, words_of_tokens
 from keras_transformer.search import Constraint, Hypotheses
-from keras_transformer.search.model_search import max_lengths, search_model
+from keras_transformer.search.model_search import max_lengths, number_settings, search_model
 from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
 from keras_transformer.text.normalization import NOTHING_VISIBLE
@@ -220,7 +220,7 @@ class ModelFunctions:
         Args:
             text: the sentences.
             columns: options [B] of `column_types`, all or none. A negative number or empty text
-                stands for the value of the configuration; phrases are separated by newlines.
+                stands for the value of the configuration.
             details: whether to return them.
 
         Returns:
@@ -364,7 +364,7 @@ class ModelFunctions:
         }
 
     def _settings(self, options: Mapping[str, Tensor]) -> dict[str, Any]:
-        return config_settings(self.search, self.vocabularies[1]) | dict(options)
+        return number_settings(self.search) | dict(options)
 
     def _search(
         self,

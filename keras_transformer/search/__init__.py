@@ -6,7 +6,6 @@ check_backend()
 
 from keras_transformer.search.beam import beam_search  # noqa: E402 (TensorFlow only)
 from keras_transformer.search.constraints import (  # noqa: E402
-    BannedPhrases,
     Constraint,
     ForbidUnknown,
     MinLength,
@@ -20,7 +19,6 @@ from keras_transformer.search.loop import Hypotheses, kv_cache_capacities  # noq
 from keras_transformer.search.sampling import sample, sentence_seeds  # noqa: E402
 
 __all__ = [
-    "BannedPhrases",
     "Constraint",
     "ForbidUnknown",
     "Hypotheses",

@@ -12,11 +12,11 @@ result, V vocabulary.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.decoding import (
     IMPOSSIBLE,
     DecodingState,
@@ -42,14 +42,9 @@ def beam_search(
     state: DecodingState,
     *,
     max_lengths: Tensor,
-    beam_size: int = 4,
-    num_translations: int = 1,
-    length_penalty: Tensor = 0.6,
-    length_penalty_form: Literal["gnmt", "power"] = "gnmt",
-    coverage_penalty: Tensor = 0.0,
-    early_stop: Literal["exact", "current", "first", "narrow"] = "exact",
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
+    **options: Any,
 ) -> Hypotheses:
     """Finds the best translations with a beam of `beam_size` hypotheses.
 
@@ -71,55 +66,36 @@ def beam_search(
         state: the model's state before BOS, made for W = `beam_size` hypotheses; with coverage if
             there is a coverage penalty.
         max_lengths: int [B], tokens a translation may have before EOS; 0 or more.
-        beam_size: hypotheses that stay open, W.
-        num_translations: N, at most `beam_size`.
-        length_penalty: alpha, a number or float [B]; 0 or more.
-        length_penalty_form: "gnmt" for the quotient above, "power" for |Y| ** alpha.
-        coverage_penalty: beta, a number or float [B]; 0 or more.
-        early_stop: when a sentence is done. "exact": when no open hypothesis can beat its N best
-            finished ones, so the result is that of a search to the last step. "current": when
-            `beam_size` hypotheses have finished, and no open one, divided by the penalty of the
-            length that it has now, is better than the worst of these, as in transformers. "first":
-            as soon as `beam_size` hypotheses have finished, as in fairseq and CTranslate2. "narrow"
-            as "first", but each finished one takes a place in the beam, as in Marian. The last
-            three take fewer steps and may miss longer translations.
         constraints: on the translations, see `Constraint`.
         max_length_bound: the largest value of `max_lengths` (larger ones are cut to it), where
             shapes must be known before the graph runs, as for XLA. L is then `max_length_bound` +
             1; otherwise it is the largest of `max_lengths` + 1.
+        **options: fields of `SearchConfig`: `beam_size` W, `num_translations` N,
+            `length_penalty_form`, `early_stop`; and `length_penalty` alpha and `coverage_penalty`
+            beta, each a number or float [B].
 
     Raises:
-        InputError: an option is out of range, see `SearchConfig`.
+        InputError: an option is unknown or out of range, see `SearchConfig`.
     """
-    search = SearchConfig(
-        beam_size=beam_size,
-        num_translations=num_translations,
-        length_penalty_form=length_penalty_form,
-        early_stop=early_stop,
-    )
-    if beam_size == 1:
-        early_stop = "first"  # greedy search ends with its first EOS
     spec, inputs, first = start_search(
         step,
         state,
-        search,
-        dict(length_penalty=length_penalty, coverage_penalty=coverage_penalty),
+        "beam",
+        options,
         max_lengths=max_lengths,
-        # `_step` compares an open hypothesis with the last of these.
-        num_finished=num_translations if early_stop == "exact" else beam_size,
         constraints=constraints,
         max_length_bound=max_length_bound,
     )
     # One empty hypothesis; the others do not exist yet.
-    log_probs = tf.where(tf.range(beam_size) == 0, first.log_probs, NOTHING)
-    first = first._replace(log_probs=log_probs)
-    hypotheses = run_search(functools.partial(_step, early_stop=early_stop), spec, inputs, first)
+    log_probs = tf.where(tf.range(spec.num_hypotheses) == 0, first.log_probs, NOTHING)
+    hypotheses = run_search(_step, spec, inputs, first._replace(log_probs=log_probs))
+    num_translations = spec.search.num_translations
     return tf.nest.map_structure(lambda part: part[:, :num_translations], hypotheses)
 
 
-def _step(spec: SearchSpec, inputs: SentenceInputs, state: State, *, early_stop: str) -> State:
+def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
     """Replaces the open hypotheses of each sentence with their best continuations by one token."""
-    beam_size = spec.num_hypotheses
+    beam_size, early_stop = spec.num_hypotheses, spec.search.early_stop
 
     # 1. The model reads the newest tokens.
     logits, state = run_model(spec, inputs, state)

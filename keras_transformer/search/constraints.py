@@ -24,8 +24,8 @@ translation.
         def forbidden_ids(self, hypotheses: OpenHypotheses) -> Tensor:
             return tf.constant([[self._digits]])  # [1, 1, N]: after every hypothesis
 
-Shapes: B sentences, W hypotheses a sentence, V vocabulary, L longest result, N ids; P phrases a
-sentence, M tokens of the longest phrase. W and V are static.
+Shapes: B sentences, W hypotheses a sentence, V vocabulary, L longest result, N ids; P tokens of
+the longest prefix. W and V are static.
 """
 
 from collections.abc import Sequence
@@ -249,7 +249,10 @@ class NoRepeatNgram(Constraint):
     def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
         time = hypotheses.time
         sizes = hypotheses.inputs[:, None, None]
-        past = last_tokens(hypotheses, tf.shape(hypotheses.tokens)[2])  # [B, W, L]
+        # The tokens so far, the last one at the end, behind PAD: [B, W, L].
+        length = tf.shape(hypotheses.tokens)[2]
+        past = tf.pad(hypotheses.tokens, [[0, 0], [0, 0], [length, 0]], constant_values=PAD_ID)
+        past = tf.gather(past, time + tf.range(length), axis=2)
 
         def compare(distance: Tensor, earlier: Tensor, matches: Tensor) -> tuple[Tensor, ...]:
             # The tokens `distance` before the next token and before each token of the past.
@@ -266,44 +269,3 @@ class NoRepeatNgram(Constraint):
             (1, past, (past != PAD_ID) & (sizes > 0)),
         )
         return forbid_ids(logits, tf.where(matches, past, PAD_ID))
-
-
-class BannedPhrases(Constraint):
-    """No translation contains any of the phrases.
-
-    Args:
-        phrases: int32 [B, P, M], or [1, P, M] if they are the same for all sentences, each followed
-            by PAD; a phrase of only PAD is neutral.
-    """
-
-    def __init__(self, phrases: Tensor) -> None:
-        phrases = tf.cast(phrases, tf.int32)
-        longest = tf.shape(phrases)[2]  # M
-        lengths = tf.math.count_nonzero(phrases != PAD_ID, axis=2, keepdims=True, dtype=tf.int32)
-        # Aligned at their ends, behind PAD, and cut into the last token and the others.
-        places = tf.range(longest + 1) + lengths  # [B, P, M + 1]
-        phrases = tf.pad(phrases, [[0, 0], [0, 0], [longest + 1, 0]], constant_values=PAD_ID)
-        aligned = tf.gather(phrases, places, batch_dims=2)
-        self.inputs = (aligned[..., 1:-1], aligned[..., -1])
-
-    def is_active(self, hypotheses: OpenHypotheses) -> Tensor:
-        _, last = hypotheses.inputs
-        return tf.reduce_any(last != PAD_ID)
-
-    def forbid(self, logits: Tensor, hypotheses: OpenHypotheses) -> Tensor:
-        heads, last = hypotheses.inputs  # [B, P, M - 1], [B, P]
-        past = last_tokens(hypotheses, tf.shape(heads)[2])[:, :, None]  # [B, W, 1, M - 1]
-        is_same = tf.equal(heads[:, None], past) | (heads[:, None] == PAD_ID)
-        is_next = tf.reduce_all(is_same, axis=-1)  # [B, W, P]
-        return forbid_ids(logits, tf.where(is_next, last[:, None], PAD_ID))
-
-
-def last_tokens(hypotheses: OpenHypotheses, count: Tensor) -> Tensor:
-    """Returns the last tokens of each hypothesis, int32 [B, W, count], behind PAD if it has fewer.
-
-    Example:
-        Of the tokens 7, 8, 9 and `count` 4, PAD being 0: 0, 7, 8, 9.
-    """
-    padding = [[0, 0], [0, 0], [count, 0]]
-    tokens = tf.pad(hypotheses.tokens, padding, constant_values=PAD_ID)
-    return tf.gather(tokens, hypotheses.time + tf.range(count), axis=2)

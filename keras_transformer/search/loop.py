@@ -9,13 +9,14 @@ S source length, V vocabulary.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, PAD_ID, SearchConfig
 from keras_transformer.decoding import NO_SCORE, DecodingState, StepFunction, Tensor
+from keras_transformer.errors import InputError
 from keras_transformer.search import scoring
 from keras_transformer.search.constraints import Constraint
 from keras_transformer.search.scoring import NOTHING, is_possible
@@ -44,6 +45,7 @@ class Hypotheses(NamedTuple):
 class SearchSpec(NamedTuple):
     """Constants of all sentences."""
 
+    search: SearchConfig  # without the options of `SentenceInputs`
     step: StepFunction
     projection: Any  # of the model's states
     num_hypotheses: int  # W
@@ -90,37 +92,57 @@ class State(NamedTuple):
 SearchStep = Callable[[SearchSpec, SentenceInputs, State], State]
 
 
-# Options with a value for each sentence, or one for all; others are float32.
-_TYPES = {"top_k": tf.int32, "seed": tf.int64}
+# Options of searches: the same for all sentences, or with a value for each sentence.
+_SHARED = ("beam_size", "num_translations", "length_penalty_form", "early_stop")
+_TYPES = {
+    "length_penalty": tf.float32,
+    "coverage_penalty": tf.float32,
+    "temperature": tf.float32,
+    "top_k": tf.int32,
+    "top_p": tf.float32,
+    "seed": tf.int64,
+}
 
 
 def start_search(
     step: StepFunction,
     state: DecodingState,
-    search: SearchConfig,
-    options: Mapping[str, Tensor],
+    method: Literal["beam", "sampling"],
+    options: Mapping[str, Any],
     *,
     max_lengths: Tensor,
-    num_finished: int | None = None,
     constraints: Sequence[Constraint] = (),
     max_length_bound: int | None = None,
 ) -> tuple[SearchSpec, SentenceInputs, State]:
     """Makes the constants of a search, and its first state, of W empty hypotheses.
 
     Args:
-        search: what is the same for all sentences.
-        options: what may differ between them: penalties, and parameters of one kind of search.
-        num_finished: translations that are kept, W by default.
+        method, options: fields of `SearchConfig`.
         step, state, max_lengths, constraints, max_length_bound: as in `beam_search`.
 
     Raises:
-        InputError: an option is out of range. Tensors of a graph have no values yet, and pass.
+        InputError: an option is unknown or out of range. Tensors of a graph have no values yet, and
+            pass.
     """
+    known = {*_SHARED, *_TYPES}.difference(SearchConfig.unused_by(method))
+    if unknown := sorted(options.keys() - known):
+        raise InputError(
+            f"the method {method} has no option {', '.join(unknown)}; it has "
+            f"{', '.join(sorted(known))}"
+        )
     for name, values in options.items():
-        if name != "seed" and not hasattr(values, "graph"):
+        if name in _TYPES and name != "seed" and not hasattr(values, "graph"):
             for value in np.unique(values).tolist():
-                SearchConfig(method=search.method, **{name: value})
-    num_hypotheses = search.beam_size if search.method == "beam" else search.num_translations
+                SearchConfig(method=method, **{name: value})
+    shared = {name: options[name] for name in _SHARED if name in options}
+    search = SearchConfig(method=method, **shared)
+    num_hypotheses = search.num_translations
+    if method == "beam":
+        num_hypotheses = search.beam_size
+        if num_hypotheses == 1:
+            search = search.replace(early_stop="first")  # greedy search ends with its first EOS
+    # The hypotheses that decide whether a sentence is done, see `early_stop`.
+    num_finished = search.num_translations if search.early_stop == "exact" else num_hypotheses
     max_lengths = tf.maximum(tf.cast(max_lengths, tf.int32), 0)
     batch_size = tf.shape(max_lengths)[0]
     if max_length_bound is None:
@@ -129,7 +151,11 @@ def start_search(
         max_lengths = tf.minimum(max_lengths, max_length_bound)
         result_length = max_length_bound + 1
     sentence_options = repeat_for_each_sentence(
-        {name: tf.cast(values, _TYPES.get(name, tf.float32)) for name, values in options.items()},
+        {
+            name: tf.cast(options.get(name, getattr(search, name)), dtype)
+            for name, dtype in _TYPES.items()
+            if name in known
+        },
         batch_size,
     )
     alpha = sentence_options["length_penalty"][:, None]
@@ -149,6 +175,7 @@ def start_search(
         options=sentence_options,
     )
     spec = SearchSpec(
+        search=search,
         step=step,
         projection=state.projection,
         num_hypotheses=num_hypotheses,
@@ -161,7 +188,6 @@ def start_search(
         tokens = tf.fill([batch_size, count, result_length], value)
         return tf.ensure_shape(tokens, [None, count, *spec.positions.shape])
 
-    count = num_finished or num_hypotheses
     memory = {"recurrent_state": state.recurrent_state, "kv_cache": state.kv_cache}
     if state.coverage is not None:
         memory["coverage"] = state.coverage
@@ -177,9 +203,9 @@ def start_search(
             for constraint, parameters in zip(constraints, inputs.constraints, strict=True)
         ),
         finished=Finished(
-            scores=tf.fill([batch_size, count], NOTHING),
-            log_probs=tf.fill([batch_size, count], NOTHING),
-            tokens=filled(count, PAD_ID),
+            scores=tf.fill([batch_size, num_finished], NOTHING),
+            log_probs=tf.fill([batch_size, num_finished], NOTHING),
+            tokens=filled(num_finished, PAD_ID),
         ),
     )
     return spec, inputs, first

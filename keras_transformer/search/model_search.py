@@ -1,7 +1,6 @@
 """Ids to ids: encodes sources with a model, and searches as a `SearchConfig` says.
 
-Shapes: B sentences, S source length, N translations of a sentence; P phrases of a sentence, M
-tokens of the longest one.
+Shapes: B sentences, S source length, N translations of a sentence.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,6 @@ from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.decoding import Tensor, TranslationModel
 from keras_transformer.search.beam import beam_search
 from keras_transformer.search.constraints import (
-    BannedPhrases,
     Constraint,
     ForbidUnknown,
     MinLength,
@@ -44,8 +42,7 @@ def search_model(
         source: int32 [B, S], each row with EOS, then PAD; no longer than the model may read.
         search: what is the same for all sentences: the method, the size of the beam, ...
         settings: the values of `REQUEST_OPTIONS` by name: "max_extra_length" at least, and those
-            that have an effect. A number, or a tensor [B] or [1]; "prefix" is int32 [B, any],
-            "banned_phrases" int32 [B or 1, P, M].
+            that have an effect. A number, or a tensor [B] or [1]; "prefix" is int32 [B, any].
         space_ids: tokens that are only spaces, see `MinLength`.
         constraints: in addition to those of the settings, for example a task's.
         max_length_bound: the most tokens that any translation may have before EOS, where shapes
@@ -103,7 +100,6 @@ def make_constraints(
         "prefix": Prefix,
         "repetition_penalty": RepetitionPenalty,
         "no_repeat_ngram": NoRepeatNgram,
-        "banned_phrases": BannedPhrases,
     }
     constraints = [make(settings[name]) for name, make in makers.items() if name in settings]
     return constraints + [ForbidUnknown()] * search.forbid_unknown

@@ -9,11 +9,12 @@ Shapes: B sentences, W samples a sentence, V vocabulary, G groups of S tokens.
 """
 
 import math
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, PAD_ID, SearchConfig
+from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import IMPOSSIBLE, DecodingState, StepFunction, Tensor
 from keras_transformer.search.beam import (
     advance,
@@ -22,7 +23,7 @@ from keras_transformer.search.beam import (
     read_rules,
     run_model,
 )
-from keras_transformer.search.constraints import forbid_ids, indices_of
+from keras_transformer.search.constraints import Constraint, forbid_ids, indices_of
 from keras_transformer.search.loop import (
     Hypotheses,
     SearchSpec,
@@ -41,15 +42,10 @@ def sample(
     step: StepFunction,
     state: DecodingState,
     *,
-    num_translations: int = 1,
-    temperature: Tensor = 1.0,
-    top_k: Tensor = 0,
-    top_p: Tensor = 1.0,
-    seed: Tensor = 0,
-    length_penalty: Tensor = 0.0,
-    length_penalty_form: Literal["gnmt", "power"] = "gnmt",
-    coverage_penalty: Tensor = 0.0,
-    **arguments: Any,
+    max_lengths: Tensor,
+    constraints: Sequence[Constraint] = (),
+    max_length_bound: int | None = None,
+    **options: Any,
 ) -> Hypotheses:
     """Samples translations token by token, best scores first.
 
@@ -57,35 +53,26 @@ def sample(
     sentence gets the same samples in any batch.
 
     Args:
-        step, state: as in `beam_search`.
-        num_translations: samples of each sentence, W, that the state was made for.
-        temperature: divides the logits, a number or float [B].
-        top_k: tokens to sample from; 0 means all; a number or int [B].
-        top_p: probability of the tokens to sample from, a number or float [B].
-        seed: a number or int [B]. With one number the samples of different sentences are
-            correlated; `sentence_seeds` gives each its own seed.
-        length_penalty: as in `beam_search`, but 0 by default.
-        length_penalty_form, coverage_penalty: as in `beam_search`.
-        **arguments: as in `beam_search`: `max_lengths`, and optionally `constraints`
-            and `max_length_bound`.
+        step, state, max_lengths, constraints, max_length_bound: as in `beam_search`; the state is
+            made for W = `num_translations` hypotheses.
+        **options: fields of `SearchConfig`: `num_translations`, `length_penalty_form`; and, each a
+            number or [B], `temperature`, `top_k`, `top_p`, `seed`, `length_penalty` and
+            `coverage_penalty`. With one seed the samples of different sentences are correlated;
+            `sentence_seeds` gives each its own.
 
     Raises:
-        InputError: an option is out of range, see `SearchConfig`.
+        InputError: an option is unknown or out of range, see `SearchConfig`.
     """
-    search = SearchConfig(
-        method="sampling",
-        num_translations=num_translations,
-        length_penalty_form=length_penalty_form,
+    spec, inputs, first = start_search(
+        step,
+        state,
+        "sampling",
+        options,
+        max_lengths=max_lengths,
+        constraints=constraints,
+        max_length_bound=max_length_bound,
     )
-    options = dict(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        length_penalty=length_penalty,
-        coverage_penalty=coverage_penalty,
-    )
-    return run_search(_step, *start_search(step, state, search, options, **arguments))
+    return run_search(_step, spec, inputs, first)
 
 
 def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:

@@ -98,18 +98,17 @@ def test_options_version_and_label_are_requested(connect, model):
         length_penalty=[np.float32(0.5), None, None],
         max_length=[1, 2, 3],
         prefix=["A", None, "M"],
-        banned_phrases=[["x", "y"], "z", ()],
     )
     rows = {}
     for request in model.requests:
         for row in zip(*request.inputs.values(), strict=True):
             row = dict(zip(request.inputs, row, strict=True))
             rows[row.pop("text")] = row
-    none = dict(length_penalty=-1.0, seed=-1, prefix="", banned_phrases="")
+    none = dict(length_penalty=-1.0, seed=-1, prefix="")
     assert rows == {
-        "a": none | dict(length_penalty=0.5, max_length=1, prefix="A", banned_phrases="x\ny"),
-        "long sentence": none | dict(max_length=2, banned_phrases="z"),
-        "middle": none | dict(max_length=3, prefix="M", banned_phrases="\n"),  # bans none
+        "a": none | dict(length_penalty=0.5, max_length=1, prefix="A"),
+        "long sentence": none | dict(max_length=2),
+        "middle": none | dict(max_length=3, prefix="M"),
     }
     model.name = "größe 1/2"
     model.versions[2] = lambda *_: {"translations": [["two"]], "scores": [[0.0]]}

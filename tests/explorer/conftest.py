@@ -1,6 +1,7 @@
 """Views of a small trained model."""
 
 import pytest
+from helpers import banning_task
 
 from keras_transformer.config import SearchConfig
 from keras_transformer.explorer.views import inspect_model
@@ -13,9 +14,10 @@ SEARCH = dict(beam_size=4, max_source_length=12, max_extra_length=5)
 def make_inspector(trained):
     model, *vocabularies = trained
 
-    def make(name="runs/words", model=model, **changes):
+    def make(name="runs/words", model=model, banned=(), **changes):
         search = SearchConfig(**SEARCH | changes)
-        return inspect_model(name, model, tuple(vocabularies), TranslationTask(), search)
+        task = banning_task(banned) or TranslationTask()
+        return inspect_model(name, model, tuple(vocabularies), task, search)
 
     return make
 

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from plain_search import Banned
 
 from keras_transformer.config import EOS_ID
 from keras_transformer.errors import InputError
 from keras_transformer.explorer.page import make_page, page_content
 from keras_transformer.explorer.views import head_statistics
-from keras_transformer.search import Constraint
 from keras_transformer.tasks import TranslationTask
 
 
@@ -47,23 +46,10 @@ def path_of(tree, leaf):
 
 
 def test_view_copies_unknown_words_as_the_translator(make_inspector, words):
-    options = dict(banned_phrases=tuple(words.values()), max_length=1)
+    options = dict(banned=tuple(words.values()), max_length=1)
     assert make_inspector(**options)("sun Владимир").translation == "Владимир"
     kept = make_inspector(**options, replace_unknowns=False)
     assert kept("sun Владимир").translation == "⁇"
-
-
-class Forbids(Constraint):
-    """Forbids EOS, or all tokens."""
-
-    inputs = ()
-
-    def __init__(self, ids):
-        self.ids = ids
-
-    def forbid(self, logits, hypotheses):
-        is_forbidden = tf.reduce_any(tf.range(tf.shape(logits)[-1])[:, None] == self.ids, axis=1)
-        return tf.where(is_forbidden, -np.inf, logits)
 
 
 def test_nothing_to_show_is_reported(inspect, make_inspector, trained, monkeypatch):
@@ -74,7 +60,8 @@ def test_nothing_to_show_is_reported(inspect, make_inspector, trained, monkeypat
         attentions = staticmethod(lambda inputs: {})
         __getattr__ = staticmethod(lambda name: getattr(trained[0], name))
 
-    monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [Forbids(range(30))])
+    every_token = Banned([[*range(trained[2].size)]])
+    monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [every_token])
     with pytest.raises(InputError, match="runs/words: the search found no translation of 'hello'"):
         inspect("hello")
     monkeypatch.undo()
@@ -86,7 +73,7 @@ def test_nothing_to_show_is_reported(inspect, make_inspector, trained, monkeypat
 def test_tree_has_no_forbidden_candidates(make_inspector, words, beam_size):
     """Where fewer tokens are allowed than the beam has places, rows of -inf fill it."""
     banned = tuple(sorted({*words.values()} - {words["cat"]}))
-    options = dict(beam_size=beam_size, max_length=3, banned_phrases=banned, forbid_unknown=True)
+    options = dict(beam_size=beam_size, max_length=3, banned=banned, forbid_unknown=True)
     view = make_inspector(**options)("hello two cat")
     assert set(view.translation.split()) == {words["cat"]}
     assert all(np.isfinite(node.log_prob) for node in view.tree.nodes)
@@ -97,7 +84,7 @@ def test_tree_has_no_forbidden_candidates(make_inspector, words, beam_size):
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_end_that_is_forced_though_forbidden_is_in_the_tree(make_inspector, monkeypatch, beam_size):
-    monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [Forbids([EOS_ID])])
+    monkeypatch.setattr(TranslationTask, "constraints", lambda *_: [Banned([[EOS_ID]])])
     view = make_inspector(beam_size=beam_size, max_length=2)("hello")
     ends = [path_of(view.tree, each.node)[-1].token for each in view.tree.translations]
     assert ends == ["</s>"] * beam_size

@@ -90,11 +90,11 @@ def test_options_use_the_plain_graph(compiled, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["samples of an ensemble", "phrases"])
+@pytest.mark.parametrize("kind", ["samples of an ensemble", "no token twice"])
 def test_other_searches_can_be_compiled(trained, kind):
     model, *vocabularies = trained
-    search = SEARCH.replace(banned_phrases=("Haus", "木 Haus"))
-    if kind != "phrases":
+    search = SEARCH.replace(no_repeat_ngram=1)
+    if kind != "no token twice":
         search = SEARCH.replace(method="sampling", temperature=3.0, top_k=6, seed=2)
         model = Ensemble([model, model])
     found, expected = (

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from plain_search import Banned
 
 from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.decoding import NO_SCORE, DecodingState
-from keras_transformer.errors import InputError
-from keras_transformer.inference.options import read_phrases
 from keras_transformer.inference.translator import signature_inputs
-from keras_transformer.search import BannedPhrases
 from keras_transformer.search.model_search import number_settings, search_model
 
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]
@@ -45,15 +43,13 @@ def test_options_differ_between_sentences(translator, words):
     plain = texts(plainly(translator, ["hello two"] * 4))[0][0]
     answer = ask(
         translator,
-        ["hello two"] * 4,
-        prefix=["", words["sun"], "", ""],
-        banned_phrases=["", "", words["hello"], ""],
-        max_length=[-1, -1, -1, 1],
+        ["hello two"] * 3,
+        prefix=["", words["sun"], ""],
+        max_length=[-1, -1, 1],
     )
-    same, begun, without, short = (row[0] for row in texts(answer))
+    same, begun, short = (row[0] for row in texts(answer))
     assert same == plain == f"{words['hello']} {words['two']}"
     assert begun.startswith(words["sun"])
-    assert words["hello"] not in without
     assert len(short.split()) == 1
 
 
@@ -62,8 +58,7 @@ def test_options_differ_between_sentences(translator, words):
     "options",
     [
         dict(),
-        dict(banned_phrases=("привет",), length_penalty=3.0),
-        dict(banned_phrases=("木", "दो"), coverage_penalty=0.4),
+        dict(length_penalty=3.0, coverage_penalty=0.4),
         dict(repetition_penalty=4.0, min_length=5),
         dict(no_repeat_ngram=1, max_extra_length=1),
         dict(max_length=2),
@@ -73,8 +68,7 @@ def test_options_differ_between_sentences(translator, words):
 def test_options_equal_the_same_configuration(make_translator, two_best, options):
     sentences = ["tree tree tree", "hello", "two cat"]
     expected = plainly(make_translator(num_translations=2, **options), sentences)
-    lines = {name: "\n".join(each) for name, each in options.items() if isinstance(each, tuple)}
-    answer = ask(two_best, sentences, **options | lines)
+    answer = ask(two_best, sentences, **options)
     assert texts(answer) == texts(expected)
     np.testing.assert_allclose(answer["scores"], expected["scores"], rtol=1e-4)
 
@@ -101,14 +95,11 @@ def test_all_options_together(make_translator, search, words):
     numbers = dict(length_penalty=0.2, coverage_penalty=0.3, repetition_penalty=1.5)
     if "method" in search:
         numbers |= dict(temperature=3.0, top_k=12, top_p=0.99)
-    banned = words["two"], words["hello"]
     numbers |= dict(no_repeat_ngram=1, min_length=5, max_length=6)
-    phrases = dict(prefix=words["cat"], banned_phrases="\n".join(banned))
-    answer = ask(make_translator(**search), SENTENCES[:3], **phrases, **numbers)
+    answer = ask(make_translator(**search), SENTENCES[:3], prefix=words["cat"], **numbers)
     for (text,) in texts(answer):
         found = text.split()
         assert found[0] == words["cat"]
-        assert not {*banned} & {*found}
         assert 5 <= len(found) == len(set(found)) <= 6
 
 
@@ -121,10 +112,10 @@ def test_extreme_numbers_give_finite_scores(make_translator, search):
     pairs = [(name, value) for name in names for value in (np.inf, 3e38, np.nan, 0.0)]
     options = {name: [-1.0, *(v if name == n else -1.0 for n, v in pairs)] for name in names}
     sentences = ["hello two cat"] * (len(pairs) + 1)
-    answer = ask(translator, sentences, **options, banned_phrases="Haus")
+    answer = ask(translator, sentences, **options)
     assert np.isfinite(answer["scores"]).all()
     assert (answer["scores"].numpy() > NO_SCORE).all()
-    (alone,) = texts(ask(translator, sentences[:1], banned_phrases="Haus"))
+    (alone,) = texts(ask(translator, sentences[:1]))
     assert texts(answer)[0] == alone
 
 
@@ -142,12 +133,12 @@ def test_unknown_characters_and_names_of_control_tokens_are_kept_in_a_prefix(
 
 @pytest.mark.parametrize("early_stop", ["exact", "first"])
 def test_n_best_lists_have_no_empty_places(make_translator, words, early_stop):
-    translator = make_translator(num_translations=4, forbid_unknown=True, early_stop=early_stop)
-    every_word = {*words.values()}
+    options = dict(num_translations=4, forbid_unknown=True, early_stop=early_stop)
     allowed = {words["cat"], words["sun"]}
-    best = translator.translate("cat", banned_phrases=[*every_word - allowed], max_length=1)
+    some = make_translator(banned=tuple({*words.values()} - allowed), **options)
+    best = some.translate("cat", max_length=1)
     assert {best.text, *map(str, best.alternatives)} == allowed
-    none = translator.translate("cat", banned_phrases=[*every_word])
+    none = make_translator(banned=tuple(words.values()), **options).translate("cat")
     assert (none.text, none.score, none.alternatives) == ("", NO_SCORE, ())
 
 
@@ -187,7 +178,7 @@ class ModelThatEndsAtOnce:
 def test_empty_translation_or_bare_space_needs_min_length_0(search, spaces, first):
     model, source = ModelThatEndsAtOnce(), tf.constant([[5, EOS_ID], [EOS_ID, 0]])
     search = SearchConfig(**search)
-    banned = BannedPhrases(tf.constant([[[7]]]))  # which a task adds
+    banned = Banned([[7]])  # which a task adds
     for options, constraints, expected in (
         ({}, [], [first, EOS_ID]),
         ({}, [banned], [6, EOS_ID]),
@@ -201,36 +192,11 @@ def test_empty_translation_or_bare_space_needs_min_length_0(search, spaces, firs
         assert found.ids[:, 0, : len(expected)].numpy().tolist() == [expected] * 2
 
 
-class CountingTokenizer:
-    """A tokenizer that counts the texts that it tokenizes."""
-
-    def __init__(self, tokenizer):
-        self._tokenizer, self.count = tokenizer, 0
-
-    def tokenize(self, text, *limit):
-        self.count += int(tf.size(text))
-        return self._tokenizer.tokenize(text, *limit)
-
-
-def test_phrases_beyond_the_limit_are_not_tokenized(translator):
-    tokenizer = CountingTokenizer(translator.functions.target_tokenizer)
-    many = "\n".join(["木", "", " ", "Haus"] * 50_000)
-    found, is_ignored = read_phrases(tf.constant([many, "木", ""]), tokenizer)
-    assert tokenizer.count == 256 + 1
-    assert is_ignored.numpy().tolist() == [True, False, False]
-    expected, _ = read_phrases(tf.constant(["木\nHaus"]), tokenizer)
-    np.testing.assert_array_equal(found[0, :2], expected[0])
-    np.testing.assert_array_equal(found[1], np.pad(expected[0, :1], [(0, 255), (0, 0)]))
-    assert not np.any(found[2])
-
-
 # Translations of "hello" may have 5 tokens more than its one. Each case: the option, its values,
 # which are ignored, other options of the request, the words of the translations if they are known.
 @pytest.mark.parametrize(
     ("option", "values", "is_ignored", "others", "words"),
     [
-        ("banned_phrases", ["木\nHaus", " \n\n", "木 " * 64], [0, 0, 0], {}, None),
-        ("banned_phrases", ["木\nq😀", "木 " * 65, "\n" * 2_000_000, "</s>"], [1] * 4, {}, None),
         ("prefix", ["木 Haus", "木 q😀"], [0, 1], {}, None),
         # A batch waits for its longest row, so a prefix and a minimum are cut.
         ("prefix", ["木 " * 6, "木 " * 7, "木 " * 1000], [0, 1, 1], {}, [6, 6, 6]),
@@ -249,14 +215,6 @@ def test_answer_says_that_an_option_is_ignored(
     assert answer["options_ignored"].numpy().tolist() == list(map(bool, is_ignored))
     if words is not None:
         assert [len(text.split()) for (text,) in texts(answer)] == words
-
-
-def test_phrases_without_tokens_are_rejected_or_ignored(make_translator, translator):
-    for phrases in (("木", "q😀"), ("木 " * 65,), ("\u200b",)):  # normalization drops the last
-        with pytest.raises(InputError, match="banned_phrases"):
-            make_translator(banned_phrases=phrases).translate("hello")
-    answer = texts(ask(translator, ["hello"] * 2, banned_phrases=["привет\nq😀", "привет"]))
-    assert answer[0] == answer[1] != ["привет"]
 
 
 def test_minimum_of_a_request_is_not_far_beyond_its_source(make_translator):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from model_cases import CONFIGS, SOURCE, VARIANTS, random_model
+from plain_search import Banned
 
 from keras_transformer.errors import InputError
-from keras_transformer.search import BannedPhrases, MinLength, beam_search, sample, sentence_seeds
+from keras_transformer.search import MinLength, beam_search, sample, sentence_seeds
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_longest_output_has_50_tokens_more_than_its_source(model):
 
 def test_generate_equals_sampling(model):
     assert model.generate(SOURCE, method="sampling", max_length=2, seed=None).ids.shape[0] == 3
-    options = dict(temperature=1.5, num_translations=3)
+    options = dict(temperature=1.5, num_translations=3, length_penalty=0.0)
     result = model.generate(SOURCE, method="sampling", max_length=5, seed=7, **options)
     expected = sample(
         model.step,
@@ -69,7 +70,7 @@ def test_generate_takes_lists_and_arrays_of_any_shape_and_traces_once(model):
 
 def test_constraints_of_each_call_apply(model):
     (best,) = model.generate(SOURCE[:1], max_length=1).ids[0, 0, :1].numpy().tolist()
-    banned = BannedPhrases(tf.constant([[[best]]]))
+    banned = Banned([[best]])
     for _ in range(2):
         constrained = model.generate(SOURCE[:1], max_length=1, constraints=[banned]).ids
         assert constrained[0, 0, 0] != best

@@ -14,14 +14,15 @@ import tensorflow as tf
 
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.search import (
-    BannedPhrases,
     Constraint,
     Hypotheses,
     MinLength,
     NoRepeatNgram,
+    OpenHypotheses,
     Prefix,
     RepetitionPenalty,
     beam_search,
+    forbid_ids,
 )
 
 Tokens = tuple[int, ...]
@@ -38,9 +39,22 @@ class Request(NamedTuple):
     prefix: Tokens = ()
     repetition_penalty: float = 1.0
     no_repeat_ngram: int = 0
-    banned: tuple[Tokens, ...] = ()
+    banned: Tokens = ()
     allows: Callable[[Tokens, int], bool] = lambda tokens, token: True  # a constraint of a test's
     form: str = "gnmt"  # of the length penalty, which `arguments` leaves to the test
+
+
+class Banned(Constraint):
+    """Forbids tokens [B, any], behind which PAD is neutral."""
+
+    def __init__(self, ids: tf.Tensor) -> None:
+        self.inputs = tf.cast(ids, tf.int32)
+
+    def is_active(self, hypotheses: OpenHypotheses) -> tf.Tensor:
+        return tf.reduce_any(hypotheses.inputs != PAD_ID)
+
+    def forbid(self, logits: tf.Tensor, hypotheses: OpenHypotheses) -> tf.Tensor:
+        return forbid_ids(logits, hypotheses.inputs[:, None])
 
 
 # Their constraints, and how many of their dimensions differ from sentence to sentence.
@@ -49,7 +63,7 @@ CONSTRAINTS = {
     "prefix": (Prefix, 1),
     "repetition_penalty": (RepetitionPenalty, 0),
     "no_repeat_ngram": (NoRepeatNgram, 0),
-    "banned": (BannedPhrases, 2),
+    "banned": (Banned, 1),
 }
 
 
@@ -136,7 +150,7 @@ def is_barred(tokens: Tokens, request: Request) -> bool:
     """Tells whether the last of the tokens completes something that may not be there."""
     size = request.no_repeat_ngram
     repeats = 0 < size <= len(tokens) and occurs(tokens[-size:], tokens[:-1])
-    return repeats or any(tokens[-len(phrase) :] == phrase for phrase in request.banned)
+    return repeats or tokens[-1] in request.banned
 
 
 def occurs(phrase: Tokens, tokens: Tokens) -> bool:

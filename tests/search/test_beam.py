@@ -28,7 +28,6 @@ from keras_transformer.search import beam_search, kv_cache_capacities, sample
 # tokens and EOS has at most 8 hypotheses before its last free token, with 24 continuations.
 ALL = 24
 TOKENS = st.sampled_from([1, 4])
-PHRASES = st.lists(st.lists(TOKENS, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
 
 
 @st.composite
@@ -43,7 +42,7 @@ def requests(draw, form):
         prefix=tuple(draw(st.lists(TOKENS, max_size=limit))) if draw(st.booleans()) else (),
         repetition_penalty=draw(st.sampled_from([1.0, 1.0, 0.6, 1.7])),
         no_repeat_ngram=draw(st.sampled_from([0, 0, 1, 2, 3, 10**9])),
-        banned=draw(PHRASES) if draw(st.booleans()) else (),
+        banned=draw(st.sampled_from([(), (), (), (1,), (4,), (1, 4)])),
         form=form,
     )
 
@@ -82,8 +81,8 @@ def test_search_equals_brute_force(data, seed, form, beam_size, early_stop):
 def test_longer_searches_equal_plain_ones(beam_size):
     rules = [
         {}, dict(alpha=0.0), dict(alpha=20.0), dict(beta=0.8), dict(prefix=(5, 1), min_length=4),
-        dict(repetition_penalty=1.7, no_repeat_ngram=2), dict(banned=((4,), (5, 5), (1, 5, 1))),
-        dict(min_length=5, no_repeat_ngram=1, banned=((1,), (4,), (5,), (6,))),  # a contradiction
+        dict(repetition_penalty=1.7, no_repeat_ngram=2), dict(banned=(4, 5)),
+        dict(min_length=5, no_repeat_ngram=1, banned=(1, 4, 5, 6)),  # a contradiction
     ]  # fmt: skip
     requests = [Request(12, **rule) for rule in rules]
     model = TableModel(
@@ -103,7 +102,7 @@ def test_longer_searches_equal_plain_ones(beam_size):
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_neutral_options_change_nothing(beam_size):
     model = TableModel(sentences=4, vocabulary_size=30, seed=5, end_bias=2.0)
-    neutral, others = [Request(6)] * 4, [Request(6, min_length=4, prefix=(5,), banned=((4,),))] * 4
+    neutral, others = [Request(6)] * 4, [Request(6, min_length=4, prefix=(5,), banned=(4,))] * 4
     options = dict(num_translations=beam_size)
     expected = beam_searched(model, neutral, beam_size, **options)
     found = beam_searched(model, neutral, beam_size, everything=True, **options)

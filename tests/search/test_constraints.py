@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from plain_search import (
+    Banned,
     Request,
     arguments,
     assert_found,
@@ -15,7 +16,6 @@ from table_model import TableModel
 from keras_transformer.config import UNK_ID
 from keras_transformer.decoding import IMPOSSIBLE
 from keras_transformer.search import (
-    BannedPhrases,
     ForbidUnknown,
     MinLength,
     NoRepeatNgram,
@@ -76,26 +76,6 @@ def test_no_repeat_ngram_forbids_repeated_ngrams(tokens, size, expected):
     assert forbidden(NoRepeatNgram([size]), tokens) == expected
 
 
-@pytest.mark.parametrize(
-    ("tokens", "banned", "expected"),
-    [
-        ([5], [[4, 5, 6]], []),
-        ([], [[7], [4, 5]], [7]),
-        ([4, 5], [[5, 8], [4, 5, 6], [6, 5, 7]], [6, 8]),
-        ([4, 4], [[4, 4, 4]], [4]),
-        ([4, 5], [[], []], []),
-        ([4, 5], [], []),
-        ([4, 5], [[EOS], [4, 5, EOS]], [EOS]),
-        ([4, 5], [[4] * 20, [5, 6]], [6]),  # longer than any translation
-    ],
-)
-def test_last_token_of_a_banned_phrase_is_forbidden(tokens, banned, expected):
-    longest = max(map(len, banned), default=0)
-    rows = [phrase + [PAD] * (longest - len(phrase)) for phrase in banned]
-    phrases = tf.reshape(tf.constant(rows, tf.int32), [1, len(rows), longest])
-    assert forbidden(BannedPhrases(phrases), tokens) == expected
-
-
 def test_prefix_forces_its_next_token_while_it_lasts():
     prefix = Prefix(tf.constant([[4, 6], [5, 0]]))
     view = OpenHypotheses(prefix.inputs, (), None, 0, None)
@@ -116,16 +96,14 @@ METHODS = {  # with the number of hypotheses
 
 def test_prefix_overrides_constraints_in_any_order():
     model = TableModel(sentences=3, vocabulary_size=8, seed=6)
-    requests = [
-        Request(4, min_length=3, prefix=(5, 5), no_repeat_ngram=2, banned=((5,), (4, 6)))
-    ] * 3
+    requests = [Request(4, min_length=3, prefix=(5, 5), no_repeat_ngram=2, banned=(5,))] * 3
     options = arguments([Request(4)] * 3)
     for order in (1, -1):
         options["constraints"] = [
             Prefix(tf.constant([[5, 5]])),
             MinLength(3),
             NoRepeatNgram(2),
-            BannedPhrases(tf.constant([[[5, 0], [4, 6]]])),
+            Banned([[5]]),
         ][::order]
         found = beam_search(model.step, model.state(range(3), 3), beam_size=3, **options)
         for row, each in enumerate(requests):

@@ -31,7 +31,7 @@ def test_finished_sentences_leave_the_batch(search):
     limits = [12, 0, 2, 1, 0, 8, 3, 1]
     model = TableModel(sentences=8, vocabulary_size=12, seed=4, end_bias=-4.0, source_length=3)
     width = width_of(search)
-    requests = [Request(limit, beta=0.2, no_repeat_ngram=4, banned=((4, 5),)) for limit in limits]
+    requests = [Request(limit, beta=0.2, no_repeat_ngram=4, banned=(4,)) for limit in limits]
     together = search(model.step, model.state(range(8), width), **arguments(requests))
     sizes = [rows for rows, _ in model.calls]
     assert sizes[0] == 8 and sizes[-1] <= 2
@@ -63,7 +63,7 @@ def test_nan_logits_end_the_search_without_a_translation(method, max_length_boun
 # Graphs
 
 REQUESTS = [
-    Request(7, beta=0.3, min_length=3, banned=((4,), (5, 6))),
+    Request(7, beta=0.3, min_length=3, banned=(4, 5)),
     Request(0),
     Request(9, prefix=(5, 6), repetition_penalty=1.5, no_repeat_ngram=2),
 ]

@@ -26,7 +26,7 @@ _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"
 
 
 @pytest.mark.slow
-def test_loaded_export_matches_translator(exported, two_best, words):
+def test_loaded_export_matches_translator(exported, two_best):
     sentences = ["two two", "", "cat sun", "hello tree nonsense"] * 3
     loaded = load_exported(exported)
     for options in ({}, dict(max_length=[2, None, 3] * 4, prefix=["", "", "木"] * 4)):
@@ -40,9 +40,6 @@ def test_loaded_export_matches_translator(exported, two_best, words):
     pairs = (each.score(sentences, texts) for each in (loaded, two_best))
     for theirs, mine in zip(*pairs, strict=True):
         np.testing.assert_allclose(theirs.token_scores, mine.token_scores, rtol=1e-4)
-    none_of_them = dict(banned_phrases=[*words.values()], max_length=1)
-    best = loaded.translate("sun Владимир", **none_of_them)
-    assert best.text == "Владимир"  # the unknown word, copied
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +159,7 @@ def test_exported_samples_and_details_match_python(trained, exported, tmp_path):
 @pytest.mark.slow
 def test_compiled_export_answers_as_python(trained, tmp_path):
     search = SearchConfig(
-        beam_size=2, num_translations=2, max_extra_length=3, banned_phrases=("Haus",),
+        beam_size=2, num_translations=2, max_extra_length=3, no_repeat_ngram=1,
     )  # fmt: skip
     compiled = Translator(*trained, search, xla=XlaShapes((2,), (4,)))
     loaded = load_exported(export(compiled, tmp_path))

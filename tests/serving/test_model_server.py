@@ -111,7 +111,7 @@ def test_server_answers_as_python(connect, two_best, words):
     options = {
         "max_length": [1 + number % 3 for number in range(count)],
         "prefix": [words["sun"] if number % 2 else "" for number in range(count)],
-        "banned_phrases": words["cat"],
+        "no_repeat_ngram": 1,
         "length_penalty": 0.0,
     }
     constrained = two_best.translate(_SENTENCES, **options)
