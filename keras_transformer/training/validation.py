@@ -12,6 +12,7 @@ from keras_transformer.config import SearchConfig, TrainingConfig
 from keras_transformer.data import BatchPlan, ParallelText, evaluation_batches
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
+from keras_transformer.inference.compiled_search import gpu_shapes
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.tasks import VALIDATION_METRICS, Task
 from keras_transformer.text import Vocabulary
@@ -97,7 +98,7 @@ class DevMetric:
             source,
             target,
             search or task.search_config(task.dev_search),
-            xla=False if has_replicas else None,
+            xla=False if has_replicas else gpu_shapes((_BATCH_SIZE,)),
             task=task,
         )
         self._translator.batch_size = _BATCH_SIZE
