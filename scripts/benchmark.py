@@ -38,7 +38,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks import decoding, gpu_program, start, training
-from benchmarks.engines import table
 from keras_transformer.commands import common
 from keras_transformer.config import TransformerConfig
 from keras_transformer.errors import InputError
@@ -173,6 +172,13 @@ def _row_name(row: Mapping[str, Any]) -> str:
     return "/".join(re.sub(r"[^\w-]+", "-", str(row[name])) for name in _NAMING if name in row)
 
 
+def _line(row: Mapping[str, Any]) -> str:
+    """Returns a row as a line: its name and its numbers."""
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    text = ", ".join(f"{name} {value:.5g}" for name, value in numbers.items() if name != "batch")
+    return f"{_row_name(row)}: {text}"
+
+
 def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     device = getattr(options, "device", "cpu")
@@ -193,7 +199,7 @@ def main(arguments: list[str] | None = None) -> None:
     commands = {"train": _train, "decode": _decode, "start": _start, "gpu_program": _gpu_program}
     try:
         for rows in commands[options.command](options):
-            print(table(rows), end="\n\n", flush=True)
+            print(*map(_line, rows), sep="\n", flush=True)
             log["rows"] |= {_row_name(row): row for row in rows}
             if options.json is not None:
                 write_atomically(options.json, json.dumps(log, indent=1) + "\n")

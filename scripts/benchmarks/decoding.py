@@ -287,7 +287,6 @@ def measure(
                 "batch": batch_size,
                 **rates("sentences", turns),
                 "latency_p50_ms": 1000 * float(np.percentile(latencies, 50)),
-                "latency_p99_ms": 1000 * float(np.percentile(latencies, 99)),
                 "equal": equal,
                 "version": team.process.version,
             }

@@ -1,4 +1,4 @@
-"""Engines that are measured side by side: their processes, their rounds and the table.
+"""Engines that are measured side by side: their processes, their rounds and their rates.
 
 Each engine runs in its own processes. In each round every engine takes one turn, in a random order,
 so that a slow minute of the machine slows all of them. A process answers each line of JSON that it
@@ -156,26 +156,3 @@ def rates(unit: str, turns: Sequence[Turn]) -> dict[str, Any]:
         "peak_megabytes": max(turn["peak_megabytes"] for turn in turns),
         "rounds": rounds,
     }
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Returns rows as an aligned table: text left, numbers right, "-" for what a row lacks."""
-    columns = {name: value for row in rows for name, value in row.items()}
-    names = [name for name, value in columns.items() if not isinstance(value, list)]
-    lines = [[name.replace("_", " ") for name in names]]
-    lines += [[_format(row.get(name)) for name in names] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    is_text = [isinstance(columns[name], str) for name in names]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if left else text.rjust(width)
-            for text, width, left in zip(line, widths, is_text, strict=True)
-        )
-        for line in lines
-    )
-
-
-def _format(value: Any) -> str:
-    if not isinstance(value, float):
-        return "-" if value is None else str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

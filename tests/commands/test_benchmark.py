@@ -54,40 +54,36 @@ def test_wrong_arguments_end_it_with_a_line(arguments, monkeypatch, tmp_path, ca
     assert error.value.code not in (None, 0)
 
 
+def _installed(module, *engines):
+    return list(engines) if importlib.util.find_spec(module) else []
+
+
+_TRAINED = ["ours", *_installed("torch", "pytorch", "pytorch_kept")]
+_DECODED = ["ours", "ours_xla", "ours_default", "ours_bfloat16",
+            *_installed("ctranslate2", "ctranslate2", "ctranslate2_int8")]  # fmt: skip
+
+
 @slow
-def test_train_has_a_row_per_installed_engine(measure, monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "names", "value"),
+    [
+        (["train", *_ENGINES, "--precisions=float32", "--batch=2x4"],
+         [f"{engine}/tiny/float32/2x4" for engine in _TRAINED], "tokens_per_second"),
+        (["decode", *_ENGINES, "--batch=4x5"],
+         [f"{engine}/1x1/tiny/5-forced/{batch}" for engine in _DECODED for batch in (4, 1)],
+         "latency_p50_ms"),
+        (["start"], ["run/tiny", "export/tiny"], "translation_seconds"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_each_engine_has_its_rows(measure, monkeypatch, arguments, names, value):
     from benchmarks import training
 
     monkeypatch.setattr(training, "_MIN_STEPS", 1)
     monkeypatch.setattr(training.shutil, "which", lambda name: None)  # it compiles for minutes
-    rows = measure("train", *_SMALL, *_ENGINES, "--precisions=float32", "--batch=2x4")
-    has_torch = importlib.util.find_spec("torch")
-    engines = ["ours", "pytorch", "pytorch_kept"] if has_torch else ["ours"]
-    assert list(rows) == [f"{engine}/tiny/float32/2x4" for engine in engines]
-    assert all(row["tokens_per_second"] > 0 for row in rows.values())
-
-
-@slow
-def test_start_has_the_seconds_of_a_run_and_of_an_export(measure):
-    rows = measure("start", *_SMALL)
-    assert list(rows) == ["run/tiny", "export/tiny"]
-    for row in rows.values():
-        parts = [row[f"{part}_seconds"] for part in ("import", "load", "translation")]
-        assert min(parts) > 0
-        assert sum(parts) == pytest.approx(row["processor_seconds"])
-    assert 500 < rows["run/tiny"]["nodes"] < rows["export/tiny"]["nodes"]
-
-
-@slow
-def test_decode_has_rows_per_installed_engine(measure):
-    rows = measure("decode", *_SMALL, *_ENGINES, "--batch=4x5")
-    engines = ["ours", "ours_xla", "ours_default", "ours_bfloat16"]
-    if importlib.util.find_spec("ctranslate2"):
-        engines += ["ctranslate2", "ctranslate2_int8"]
-    assert list(rows) == [
-        f"{engine}/1x1/tiny/5-forced/{batch}" for engine in engines for batch in (4, 1)
-    ]
-    assert all(0 < row["latency_p50_ms"] <= row["latency_p99_ms"] for row in rows.values())
+    rows = measure(*arguments, *_SMALL)
+    assert list(rows) == names
+    assert all(row[value] > 0 for row in rows.values())
 
 
 def test_kernels_have_their_bytes_products_and_floor():
