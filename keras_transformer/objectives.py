@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.src.losses.loss import scale_loss_for_distribution
 
 from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
@@ -141,7 +142,8 @@ class SmoothedCrossEntropy(keras.losses.Loss):
 
     def __call__(self, y_true: Tensor, y_pred: Tensor, sample_weight: Any = None) -> Tensor:
         total, tokens = self.sum_and_tokens(y_true, y_pred, sample_weight)
-        return total / ops.maximum(tokens, 1.0)
+        # As Keras's losses do: gradients are summed over replicas.
+        return scale_loss_for_distribution(total / ops.maximum(tokens, 1.0))
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         """Returns the loss of each token, [B, T], for labels [B, T] and logits [B, T, V]."""

@@ -5,7 +5,7 @@ Shapes: B pairs, S source length, T target length, both with EOS.
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -70,9 +70,10 @@ class Seq2SeqPreprocessor:
             with EOS, `target` begins with BOS. Without B for one string each.
         """
         texts = tuple(tf.convert_to_tensor(text, tf.string) for text in (source, target))
-        if not texts[0].shape.is_compatible_with(texts[1].shape):
+        shapes = [text.shape for text in texts]
+        if not shapes[0].is_compatible_with(shapes[1]) or (shapes[0].rank or 0) > 1:
             raise InputError(
-                f"expected as many sources as targets, got {texts[0].shape} and {texts[1].shape}"
+                f"expected as many sources as targets, [B], got shapes {shapes[0]} and {shapes[1]}"
             )
         is_single = texts[0].shape.rank == 0
         source_tokens, target_tokens = (
@@ -144,6 +145,8 @@ def read_pairs(pairs: Any) -> ParallelText:
     Raises:
         InputError: something else was given, or there are no pairs.
     """
+    if isinstance(pairs, Mapping | Set):
+        raise InputError(f"expected a list of pairs of text, got a {type(pairs).__name__}")
     text = ParallelText([], [])
     for pair in _pairs_of_dataset(pairs) if hasattr(pairs, "element_spec") else pairs:
         is_pair = isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2

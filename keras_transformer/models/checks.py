@@ -44,6 +44,9 @@ def checked_ids(name: str, ids: Tensor, vocabulary_size: int, longest: int | Non
         is_shifted = tf.reduce_all((ids[:, :1] == BOS_ID) | ~is_token[:, :1])
         message = f"rows of target must begin with BOS, {BOS_ID}: the labels, shifted right"
         ids = require(ids, is_shifted, message)
+    if name == "labels":
+        message = f"labels have BOS, {BOS_ID}: they are the target without it, and EOS at the end"
+        ids = require(ids, ~tf.reduce_any(ids == BOS_ID), message)
     if longest is not None:
         message = f"{name} has a row of more tokens than the model's {longest} learned positions"
         ids = require(ids, ~tf.reduce_any(is_token[:, longest:]), message)

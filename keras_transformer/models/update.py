@@ -27,7 +27,7 @@ from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError
 from keras_transformer.models.checks import checked_ids, require
-from keras_transformer.objectives import TRAINING_PREFIX
+from keras_transformer.objectives import TRAINING_PREFIX, SmoothedCrossEntropy
 
 Gradients = list[Tensor | None]  # None for a weight that the loss does not reach
 
@@ -44,9 +44,23 @@ class TensorFlowUpdate(keras.Model):
     max_length: int | None
 
     def compile(
-        self, *args: Any, jit_compile: bool | Literal["auto"] = "auto", **kwargs: Any
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        loss_weights: Any = None,
+        *args: Any,
+        jit_compile: bool | Literal["auto"] = "auto",
+        **kwargs: Any,
     ) -> None:
-        loss: Any = kwargs.get("loss", args[1] if len(args) > 1 else None)
+        if isinstance(loss, list | tuple | dict) and len(losses := keras.tree.flatten(loss)) == 1:
+            (loss,) = losses
+        if loss_weights is not None:
+            raise InputError("the model has one loss: give a loss that is scaled, no loss_weights")
+        if loss == "sparse_categorical_crossentropy":
+            raise InputError(
+                f"{loss} takes probabilities, the model gives logits; give the loss "
+                "SmoothedCrossEntropy() or one of Keras's with from_logits=True"
+            )
         is_split = self.accumulation_steps > 1 or self.distribute_strategy.num_replicas_in_sync > 1
         reduction = getattr(loss, "reduction", "mean")
         if is_split and reduction in ("sum", "none", None, "mean_with_sample_weight"):
@@ -60,7 +74,12 @@ class TensorFlowUpdate(keras.Model):
             self.bad_steps = _counter("bad_steps")
             self.bad_steps_in_a_row = _counter("bad_steps_in_a_row")
         # XLA compiles the programs below, and not the whole step, which tf.distribute forbids.
-        super().compile(*args, jit_compile=False, **kwargs)
+        super().compile(optimizer, loss, None, *args, jit_compile=False, **kwargs)
+        self._sums_loss = (
+            isinstance(loss, SmoothedCrossEntropy)
+            and type(loss).__call__ is SmoothedCrossEntropy.__call__
+            and type(self).compute_loss is keras.Model.compute_loss
+        )
         self.uses_xla = wants_xla and not self.run_eagerly
         self._update_program = _program(self._update)
         self._gradients_program = _program(self._gradients)
@@ -96,6 +115,8 @@ class TensorFlowUpdate(keras.Model):
     def _checked(self, data: Any) -> Any:
         """Returns the rows of a batch; raises an error for wrong ids or labels."""
         x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
+        if weight is not None and len(weight.shape) == 1:
+            weight = weight[:, None]  # Keras's losses would broadcast [B] along the tokens
         leaves = [] if isinstance(labels, dict) else keras.tree.flatten(labels)
         if len(leaves) != 1 or leaves[0] is None:
             raise InputError(
@@ -177,10 +198,10 @@ class TensorFlowUpdate(keras.Model):
         """Returns the loss summed over the real tokens of these rows; updates the metrics."""
         x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
         logits = self(x, training=training)
-        if hasattr(self.loss, "sum_and_tokens"):
+        if self._sums_loss:
             total, tokens = self.loss.sum_and_tokens(labels, logits, weight)
             total += tokens * sum(tf.cast(loss, tf.float32) for loss in self.losses)
-        else:  # of Keras: a mean over the real tokens, divided by the number of replicas
+        else:  # a mean over the real tokens, divided by the number of replicas
             tokens = _count_tokens(labels)
             loss = self.compute_loss(x, labels, logits, weight, training=training)
             total = tokens * tf.cast(loss, tf.float32) * _num_replicas()

@@ -193,6 +193,12 @@ class RunDirectory:
         """Saves what `changed_configs` returned; `InputError` while another process trains."""
         with self.lock():
             before = self.configs()
+            newest = max(self.checkpoints().steps(), default=0)
+            if changed.training.train_steps < newest:
+                raise InputError(
+                    f"train_steps must be at least {newest}, the run's newest checkpoint, got "
+                    f"{changed.training.train_steps}"
+                )
             fields = operator.attrgetter("average_last", "average_best")
             if fields(before.training) != fields(changed.training):
                 self.checkpoints().drop(AVERAGE)  # made again when the run comes to its end

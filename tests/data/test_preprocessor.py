@@ -107,7 +107,7 @@ def test_empty_and_long_pairs_are_left_out_and_counted(preprocessor):
     [
         (ENGLISH, "expected pairs of text"),
         ([*PAIRS, "ab"], "expected pairs of text, .* got 'ab'"),  # two characters are no pair
-        ({"en": ENGLISH, "de": GERMAN}, "expected pairs of text, .* got 'en'"),
+        ({"en": ENGLISH, "de": GERMAN}, "expected a list of pairs of text, got a dict"),
         ([("a dog", None)], "expected pairs of text"),
         ([], "there are no pairs of text"),
         (tf.data.Dataset.from_tensor_slices({"en": ENGLISH, "de": GERMAN}), "as_supervised=True"),

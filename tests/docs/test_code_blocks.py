@@ -18,7 +18,7 @@ _PAGES = ["README.md", "BUILD_NOTES.md", "CONTRIBUTING.md", "SECURITY.md", *sort
 _OF_OTHERS = {  # flags of other programs: of the model server, pytest, docker, absl, pip
     "tensorflow_session_config_file", "tensorflow_inter_op_parallelism", "grpc_max_threads",
     "rest_api_num_threads", "xla_cpu_compilation_enabled", "xla_cpu_prefer_vector_width",
-    "xla_gpu_enable_triton_gemm",
+    "xla_gpu_enable_triton_gemm", "tf_xla_persistent_cache_directory",
     "model_config_file_poll_wait_seconds", "grpc_channel_arguments", "slow", "help", "print",
     "build", "cpus", "memory",  # of docker
     "runner", "dask_npartitions",  # of Apache Beam

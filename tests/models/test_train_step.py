@@ -73,15 +73,42 @@ def test_update_is_the_mean_gradient_of_real_tokens(model):
         np.testing.assert_allclose(new - old, (6 * a + 2 * b + c) / 9, atol=1e-5)
 
 
-def changes_of(model, loss_scale_factor=None, **options):
+def changes_of(model, loss=None, loss_scale_factor=None, sample_weight=None, **options):
     """Returns the changes that one step of SGD at rate 1 makes, as one vector."""
     start = model.get_weights()
     optimizer = keras.optimizers.SGD(1.0, loss_scale_factor=loss_scale_factor)
-    model.compile(optimizer, SmoothedCrossEntropy(), run_eagerly=True, **options)
-    model.train_on_batch(INPUTS, LABELS)
+    model.compile(optimizer, loss or SmoothedCrossEntropy(), run_eagerly=True, **options)
+    model.train_on_batch(INPUTS, LABELS, sample_weight)
     changes = [new - old for new, old in zip(model.get_weights(), start, strict=True)]
     model.set_weights(start)
     return np.concatenate([change.ravel() for change in changes])
+
+
+class Halved(SmoothedCrossEntropy):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return super().__call__(y_true, y_pred, sample_weight) / 2
+
+
+class HalvedModel(Transformer):
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs) / 2
+
+
+def test_overrides_of_the_loss_are_followed(model):
+    halved = HalvedModel(CONFIG)
+    halved.set_weights(model.get_weights())
+    expected = changes_of(model) / 2
+    for found in (changes_of(halved), changes_of(model, Halved()), changes_of(model, [Halved()])):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_weights_of_rows_are_not_those_of_tokens_for_a_loss_of_keras(model):
+    of_keras = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    found, expected = (
+        changes_of(model, loss, sample_weight=np.array([1.0, 2.0, 0.0]))
+        for loss in (of_keras, SmoothedCrossEntropy(0.0))
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 # Three sentences of 6, 2 and 1 tokens: a mean of the parts' means would differ.
@@ -118,6 +145,7 @@ def test_labels_must_be_as_long_as_the_target(model):
         ("labels", {9: -100}, "labels must be ids of a vocabulary"),
         ("source", {6: 0}, "source has padding, 0, before a token"),
         ("labels", {6: 0}, "labels has padding, 0, before a token"),
+        ("labels", {6: 2}, "labels have BOS, 2"),
         ("target", {2: 5}, "rows of target must begin with BOS, 2"),
     ],
 )
@@ -252,6 +280,9 @@ SUMMED, APART, WEIGHTED = (
         (dict(loss=WEIGHTED, accumulation_steps=2), LABELS, "got the reduction mean_with_sample_w"),
         ({}, None, "one array of ids .* got none"),
         ({}, {"ids": LABELS}, "one array of ids .* got a dict"),
+        (dict(loss=[SUMMED], accumulation_steps=2), LABELS, "got the reduction sum"),
+        (dict(loss_weights=[2.0]), LABELS, "the model has one loss"),
+        (dict(loss="sparse_categorical_crossentropy"), LABELS, "takes probabilities"),
     ],
 )
 def test_impossible_options_losses_and_labels_are_rejected(model, options, labels, message):
