@@ -259,18 +259,29 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         return predicting_mask(inputs["target"])
 
     def get_config(self) -> dict[str, Any]:
+        layers = self._flatten_layers(include_self=False)
+        modes = (getattr(layer, "quantization_mode", None) for layer in layers)
         return {
             "config": self.config.to_dict(),
             "name": self.name,
             "trainable": self.trainable,
             "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
+            "frozen": [index for index, layer in enumerate(layers) if not layer.trainable],
+            "quantization": next(filter(None, modes), None),
         }
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
         values = dict(config)
         values["dtype"] = keras.saving.deserialize_keras_object(values["dtype"])
-        return cls(ModelConfig.from_dict(values.pop("config")), **values)
+        frozen, quantization = values.pop("frozen", ()), values.pop("quantization", None)
+        model = cls(ModelConfig.from_dict(values.pop("config")), **values)
+        layers = model._flatten_layers(include_self=False)
+        for index in frozen:
+            layers[index].trainable = False
+        if quantization is not None:
+            model.quantize(quantization)
+        return model
 
 
 Model = TypeVar("Model", bound=type[Seq2SeqModel])

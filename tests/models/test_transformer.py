@@ -81,7 +81,7 @@ def test_subclass_with_own_layers_trains_and_is_saved(tmp_path):
     model = WithTemperature(PAPER)
     model.uses_late = True  # which is built by the first batch
     model.compile("adam", SmoothedCrossEntropy())
-    model.fit(INPUTS, TARGET, verbose=0)
+    model.fit(INPUTS, np.pad(TARGET[:, 1:], ((0, 0), (0, 1))), verbose=0)
     assert float(model.temperature) != 1.0
     assert not np.array_equal(model.late.kernel, np.eye(PAPER.target_size))
     model.uses_late = False
@@ -98,6 +98,20 @@ def test_frozen_model_of_a_file_can_be_unfrozen(tmp_path):
         assert not each.trainable_weights
         each.trainable = True
         assert len(each.trainable_weights) == len(each.weights)
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize` method")
+def test_frozen_parts_and_quantized_weights_of_a_file_stay_so(tmp_path):
+    model = random_model(PAPER)
+    model.encoder.trainable = False
+    for change in (lambda: None, lambda: model.quantize("int8")):
+        change()
+        model.save(tmp_path / "some.keras")
+        loaded = keras.models.load_model(tmp_path / "some.keras")
+        assert [each.path for each in loaded.trainable_weights] == [
+            each.path for each in model.trainable_weights
+        ]
+        np.testing.assert_array_equal(logits_of(loaded), logits_of(model))
 
 
 IDS = np.array([[5, 6, 3], [7, 3, 0]])
