@@ -4,7 +4,7 @@
 
 After the sentences come models by name or folder, each with a beam of its own after a colon. One
 process with all cores translates batches of 64, then 200 sentences one by one, after one round
-that is not counted. Prints medians of three rounds by model, and the size of its weights in float32.
+that is not counted. Prints medians of three rounds by model, and its weights' size in float32.
 """
 
 import datetime
