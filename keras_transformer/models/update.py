@@ -83,10 +83,10 @@ class TensorFlowUpdate(keras.Model):
         self.uses_xla = wants_xla and not self.run_eagerly
         self._update_program = _program(self._update)
         self._gradients_program = _program(self._gradients)
-        optimizer: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        if optimizer and self.distribute_strategy.num_replicas_in_sync > 1:
+        inner: Any = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if inner and self.distribute_strategy.num_replicas_in_sync > 1:
             # `_sum_and_clip` sums the gradients; the optimizer would sum them again.
-            optimizer._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
+            inner._all_reduce_sum_gradients = lambda grads_and_vars: grads_and_vars
 
     def train_step(self, data: Any) -> dict[str, Tensor]:
         """Makes one update from one replica's rows of a batch, for `fit`."""
