@@ -198,8 +198,8 @@ def smoothed_cross_entropy(labels, logits, smoothing=0.1):
     The label has 1 - smoothing of the probability; all V tokens share the rest.
     """
     log_probs = ops.log_softmax(logits)  # [B, T, V]
-    of_label = ops.take_along_axis(log_probs, ops.cast(labels, "int32")[..., None], axis=-1)
-    losses = -(1 - smoothing) * of_label[..., 0] - smoothing * ops.mean(log_probs, axis=-1)
+    picked = ops.take_along_axis(log_probs, ops.cast(labels, "int32")[..., None], axis=-1)
+    losses = -(1 - smoothing) * picked[..., 0] - smoothing * ops.mean(log_probs, axis=-1)
     weights = ops.cast(ops.not_equal(labels, PAD_ID), losses.dtype)  # [B, T], 0 for padding
     return ops.sum(losses * weights) / ops.sum(weights)
 

@@ -49,7 +49,7 @@ def check_unicode(name: str, text: str) -> None:
 
 
 def check_sentences(name: str, texts: Any) -> None:
-    """Raises `InputError` unless texts are a sequence: not one text, a dictionary or a table."""
+    """Raises `InputError` for one text, a dictionary, a set or a table in place of a list."""
     if isinstance(texts, str | bytes):
         raise InputError(f"{name} must be a list of sentences, got one: {texts[:40]!r}")
     is_list = isinstance(texts, Iterable) and not isinstance(texts, Mapping | Set)

@@ -277,8 +277,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         frozen, quantization = values.pop("frozen", ()), values.pop("quantization", None)
         model = cls(ModelConfig.from_dict(values.pop("config")), **values)
         layers = model._flatten_layers(include_self=False)
-        for index in frozen:
-            layers[index].trainable = False
+        for index, layer in enumerate(layers if frozen else ()):  # a layer sets those within it
+            layer.trainable = index not in frozen
         if quantization is not None:
             model.quantize(quantization)
         return model

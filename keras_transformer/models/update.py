@@ -115,7 +115,8 @@ class TensorFlowUpdate(keras.Model):
     def _checked(self, data: Any) -> Any:
         """Returns the rows of a batch; raises an error for wrong ids or labels."""
         x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
-        if weight is not None and len(weight.shape) == 1:
+        weight = None if weight is None else tf.convert_to_tensor(weight)
+        if weight is not None and weight.shape.rank == 1:
             weight = weight[:, None]  # Keras's losses would broadcast [B] along the tokens
         leaves = [] if isinstance(labels, dict) else keras.tree.flatten(labels)
         if len(leaves) != 1 or leaves[0] is None:

@@ -151,7 +151,7 @@ def load_exported(version: str | os.PathLike[str]) -> Translator:
 
 
 def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
-    """Returns what the model card has of a run: no machine and no folder.
+    """Returns the entries of a run in a model card, without machine and folders.
 
     Returns:
         "checkpoint", "task", and "origin", of weights that were not trained here. If the run has

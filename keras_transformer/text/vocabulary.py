@@ -144,10 +144,10 @@ class Vocabulary:
 
     @functools.cached_property
     def dropped_pattern(self) -> str:
-        """A pattern of the `IGNORABLE` characters that no token has, which its group 1 replaces.
+        """A pattern of the `IGNORABLE` characters to drop; its group 1 takes the place of a match.
 
-        They would be unknown tokens, which change a translation. After an unknown character they
-        belong to its token: form C keeps them there, to be copied with it.
+        No token has them: they would be unknown tokens, which change a translation. Those after an
+        unknown character are part of its token and stay, to be copied with it (form C only).
         """
         before = ""
         has_bytes = self._processor.is_byte(self._processor.piece_to_id("<0x41>"))

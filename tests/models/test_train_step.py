@@ -103,10 +103,10 @@ def test_overrides_of_the_loss_are_followed(model):
 
 
 def test_weights_of_rows_are_not_those_of_tokens_for_a_loss_of_keras(model):
-    of_keras = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    keras_loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
     found, expected = (
         changes_of(model, loss, sample_weight=np.array([1.0, 2.0, 0.0]))
-        for loss in (of_keras, SmoothedCrossEntropy(0.0))
+        for loss in (keras_loss, SmoothedCrossEntropy(0.0))
     )
     np.testing.assert_allclose(found, expected, atol=1e-6)
 

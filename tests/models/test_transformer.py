@@ -104,6 +104,7 @@ def test_frozen_model_of_a_file_can_be_unfrozen(tmp_path):
 def test_frozen_parts_and_quantized_weights_of_a_file_stay_so(tmp_path):
     model = random_model(PAPER)
     model.encoder.trainable = False
+    model.encoder.layers[1].trainable = True
     for change in (lambda: None, lambda: model.quantize("int8")):
         change()
         model.save(tmp_path / "some.keras")

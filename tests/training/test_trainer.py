@@ -55,11 +55,11 @@ def test_run_leaves_checkpoints_average_and_metrics(undisturbed):
     assert {path.name for path in run.path.iterdir()} == {
         "checkpoints", "config.json", "lock", "metrics.jsonl", "source.model",
     }  # fmt: skip
-    rows, of_dev = metrics(run), {"bleu", "val_loss"}
+    rows, dev_names = metrics(run), {"bleu", "val_loss"}
     assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
     for row in rows:
         assert {"loss", "accuracy", "perplexity", "padding", "target_tokens"} < row.keys()
-        assert of_dev & row.keys() == (of_dev if row["step"] % 4 == 0 else set())
+        assert dev_names & row.keys() == (dev_names if row["step"] % 4 == 0 else set())
         assert np.all(np.isfinite(list(row.values())))
     assert [row["target_tokens"] for row in rows] == sorted(row["target_tokens"] for row in rows)
     assert run.checkpoints().dev_metrics().keys() == {4, 8, 12}
