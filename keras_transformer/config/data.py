@@ -152,13 +152,6 @@ class DataConfig(JsonConfig):
         minimum=0,
         maximum=1,
     )
-    subword_sampling: float = option(
-        0.0,
-        "Subword regularization (Kudo 2018): dropout rate of byte-pair merges (Provilkov et "
-        "al. 2020), or exponent of the probabilities of unigram pieces. 0 turns it off.",
-        minimum=0,
-        below=1,
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

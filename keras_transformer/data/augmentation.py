@@ -8,16 +8,17 @@ from typing import Any
 
 from keras_transformer.data.corpus import PairSource
 
-_WEIGHTS = {"capitals": 4, "title": 1, "unpunctuated": 2, "lower": 2, "typing": 3, "item": 6}
-# Names and numbers that occur on both sides give way to items, which are their own translation: 0
-# is a digit, X and Y are made-up words, Z has letters between two of _SCRIPTS, or emoji.
+_WEIGHTS = {"capitals": 8, "title": 1, "unpunctuated": 2, "lower": 2, "typing": 2, "item": 10}
+# Items are their own translation, also in place of a name of both sides: 0 is a digit, X a word of
+# the pair or a made-up one, Y a made-up name, Z has letters between two of _SCRIPTS, or emoji.
 _NAME = re.compile(r"\b(?:[A-Z]\w{2,}|\d[\d.,:]*\d|\d)(?!\w)")
 _ITEMS = (
-    "0", "00", "000", "0000", "00000", "0000000", "0.0", "0.00", "00,0", "0,000", "00,000",
-    "00:00", "0:00", "0000-00-00", "00.00.0000", "0/00/0000", "00%", "0-0", "000-0000", "000 0000",
-    "+00 00 000000", "0th", "0000s", "X.com", "www.X.org", "X.de/X", "https://www.X.net/X",
-    "http://X.X.org/X/0000/00/X.html", "X@X.com", "X.X@X.de", "X_00@X-X.org", "<X>", "</X>",
-    "&lt;X&gt;", "@X", "#X", "X00", "Y-000", "…", "?!", "Y", "Y", "Y", "Y Y", "YZX", "Z", "Z", "Z",
+    "0", "00", "000", "0000", "00000", "0000000", "0.0", "0.00", "00,0", "0,000", "00,000", "00%",
+    "00:00", "0:00", "0000-00-00", "00.00.0000", "0/00/0000", "0-0", "000-0000", "000 0000", "0th",
+    "+00 00 000000", "0000s", "X.com", "www.X.org", "X.net/X-X/X", "X.X.co.uk", "https://X.de/X",
+    "https://www.X.net/X", "https://X.X.com/0000/00/00", "http://X.X.org/X/X.html", "X@X.com", "Y",
+    "X.X@X.de", "X_00@X-X.org", "<X>", "</X>", "&lt;X&gt;", "@X", "#X", "X00", "Y-000", "…", "?!",
+    "Y", "Y Y", "YZX", "Z", "Z",
 )  # fmt: skip
 _SCRIPTS = ("Āž", "Ая", "αω", "את", "بي", "一龥", "あん", "アン", "😀🙏", "🌀🗿")
 
@@ -44,22 +45,24 @@ class AugmentedPairs:
             draw = random.Random(number)
             if draw.random() < self.share:
                 form = draw.choice(_ITEMS).replace("Z", "Z" if self.other_scripts else "Y")
+                words = ["X", *re.findall("[a-z]{2,}", " ".join(pair))]
+                form = re.sub("X", lambda _: draw.choice(words), form)  # noqa: B023
                 yield _altered(draw, *pair, "".join(_filled(draw, place) for place in form))
 
 
 def _altered(draw: random.Random, source: str, target: str, item: str) -> tuple[str, str]:
     (kind,) = draw.choices([*_WEIGHTS], [*_WEIGHTS.values()])
-    if kind == "item":  # in place of a name, or alone
+    if kind == "item":  # in place of a name, at the end, or alone
         shared = sorted({*_NAME.findall(source)} & {*_NAME.findall(target)})
-        if not shared or draw.random() < 0.3:
-            return item, item
-        name = rf"\b{re.escape(draw.choice(shared))}(?!\w)"
-        return re.sub(name, lambda _: item, source), re.sub(name, lambda _: item, target)
+        if shared and draw.random() < 0.8:
+            name = rf"\b{re.escape(draw.choice(shared))}(?!\w)"
+            return re.sub(name, lambda _: item, source), re.sub(name, lambda _: item, target)
+        return (item, item) if draw.random() < 0.5 else (f"{source} {item}", f"{target} {item}")
     if kind == "typing":  # a letter swapped, lost or doubled; other apostrophes
         place = draw.randrange(max(len(source) - 1, 1))
-        pair = source[place : place + 2]
-        pair = draw.choice((pair[::-1], pair[:1], pair[:1] + pair)) if pair.isalpha() else pair
-        typed = source[:place] + pair + source[place + 2 :]
+        two = source[place : place + 2]
+        two = draw.choice((two[::-1], two[:1], two[:1] + two)) if two.isalpha() else two
+        typed = source[:place] + two + source[place + 2 :]
         return typed.replace("'", draw.choice("'`’´")), target
     if kind == "title":
         titles = [re.sub(r"(?<!\S)\w", lambda c: c[0].upper(), text) for text in (source, target)]

@@ -27,7 +27,7 @@ Shapes: N pairs, C cells of the order, K buckets.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -40,7 +40,6 @@ from keras_transformer.errors import InputError
 Ids: TypeAlias = npt.NDArray[np.int32]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Batch: TypeAlias = tuple[dict[str, Ids], Ids]
-Resample: TypeAlias = Callable[[Sequence[Sequence[int]], int], Sequence[Sequence[int]]]
 
 MAX_SHAPES = 96  # where a shape costs nothing
 MAX_COMPILED_SHAPES = 8  # where XLA compiles a program for each, which takes up to a minute
@@ -49,8 +48,6 @@ _PART_PAIRS = 1 << 20  # whose lengths are in memory at once
 _ROWS_STEP = 8  # divides evenly over 2, 4 or 8 devices, and suits vector units
 _MAX_CELLS = 1024  # for sentences of up to 10 million tokens
 _PREFETCHED_BATCHES = 8  # enough to hide the making of batches, which takes milliseconds
-# What random numbers are for: no two purposes share a stream.
-_BATCH_ORDER, _SEGMENTATION = 1, 2
 
 
 def training_batches(
@@ -59,7 +56,6 @@ def training_batches(
     batch_tokens: int,
     batch_sentences: int | None = None,
     max_shapes: int = MAX_SHAPES,
-    resample: tuple[Resample | None, Resample | None] | None = None,
     seed: int = 0,
     first_step: int = 0,
     epochs: int | None = None,
@@ -73,9 +69,6 @@ def training_batches(
     Args:
         corpus: the pairs to train on.
         batch_tokens, batch_sentences, max_shapes: see `BatchPlan`.
-        resample: subword regularization: samples segmentations of source and of target sentences
-            from ids and a seed, as `SubwordSampler` does; None for a side that has only one.
-            Samples that do not fit are discarded.
         seed: at least 0; with the other arguments, the order depends on it and the epoch alone.
         first_step: batches to skip from the start of epoch 0, without making them.
         epochs: number of epochs, counted from epoch 0; None is endless.
@@ -101,8 +94,8 @@ def training_batches(
         skipped = first_batch
         for epoch in itertools.count(first_epoch) if epochs is None else range(first_epoch, epochs):
             planned = plan.epoch(epoch, seed=seed, first_batch=skipped)
-            for number, batch in enumerate(planned, skipped):
-                yield _make_batch(corpus, batch, replicas, shard, resample, (seed, epoch, number))
+            for batch in planned:
+                yield _make_batch(corpus, batch, replicas, shard)
             skipped = 0
 
     return generate()  # a separate generator, so that wrong arguments raise at the call
@@ -238,7 +231,7 @@ class BatchPlan:
             seed: at least 0; the same seed (and NumPy) gives the same order.
             first_batch: batches to skip.
         """
-        random = _random(_BATCH_ORDER, seed, 0, epoch)  # with 0 the order is that of earlier runs
+        random = np.random.default_rng((1, seed, 0, epoch))
         pairs = random.permutation(len(self._bucket_of_pair))
         buckets = self._bucket_of_pair[pairs]
         ends = np.bincount(buckets).cumsum()
@@ -251,10 +244,6 @@ class BatchPlan:
         shuffled = [planned[index] for index in random.permutation(len(planned))]
         first = max(range(len(shuffled)), key=lambda index: shuffled[index].shape.memory)
         yield from [shuffled.pop(first), *shuffled][first_batch:]
-
-
-def _random(*key: int) -> np.random.Generator:
-    return np.random.default_rng(key)
 
 
 # How many pairs have which lengths.
@@ -352,39 +341,18 @@ def _most_rows(longest: Integers, bounds: tuple[int, int | None]) -> Integers:
 
 
 def _make_batch(
-    corpus: TokenizedCorpus,
-    batch: PlannedBatch,
-    replicas: int,
-    shard: tuple[int, int],
-    resample: tuple[Resample | None, Resample | None] | None,
-    key: tuple[int, ...],
+    corpus: TokenizedCorpus, batch: PlannedBatch, replicas: int, shard: tuple[int, int]
 ) -> Batch:
-    """Makes one worker's rows of a planned batch, which seed and indices in `key` identify; rows
-    without a pair are all PAD_ID. Other arguments as in `training_batches`.
+    """Makes one worker's rows of a planned batch; rows without a pair are all PAD_ID. Arguments as
+    in `training_batches`.
     """
     (rows, source_length, target_length), pairs = batch
     rows = math.ceil(rows / replicas) * replicas
     source = gather_rows(corpus.source_ids, corpus.source_offsets, pairs, (rows, source_length))
     labels = gather_rows(corpus.target_ids, corpus.target_offsets, pairs, (rows, target_length))
-    for side, sample in enumerate(resample or ()):
-        if sample is not None:
-            random = _random(_SEGMENTATION, *key, side)
-            _resample_rows((source, labels)[side][: len(pairs)], sample, random)
     target = np.full_like(labels, PAD_ID)
     target[: len(pairs), 0] = BOS_ID
     target[:, 1:] = np.where(labels[:, :-1] == EOS_ID, PAD_ID, labels[:, :-1])
     index, workers = shard
     share = slice(index * rows // workers, (index + 1) * rows // workers)
     return {"source": source[share], "target": target[share]}, labels[share]
-
-
-def _resample_rows(matrix: Ids, resample: Resample, random: np.random.Generator) -> None:
-    """Replaces the sentences of [rows, length] by sampled segmentations where these fit."""
-    lengths = np.count_nonzero(matrix, axis=1) - 1
-    sentences = [row[:length].tolist() for row, length in zip(matrix, lengths, strict=True)]
-    sampled = resample(sentences, int(random.integers(1 << 31)))
-    for row, ids in zip(matrix, sampled, strict=True):
-        if len(ids) < len(row):
-            row[:] = PAD_ID
-            row[: len(ids)] = ids
-            row[len(ids)] = EOS_ID

@@ -2,6 +2,6 @@
 
 from keras_transformer.text.learning import learn_vocabulary
 from keras_transformer.text.tokenizer import Tokenizer
-from keras_transformer.text.vocabulary import SubwordSampler, Vocabulary
+from keras_transformer.text.vocabulary import Vocabulary
 
-__all__ = ["SubwordSampler", "Tokenizer", "Vocabulary", "learn_vocabulary"]
+__all__ = ["Tokenizer", "Vocabulary", "learn_vocabulary"]

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import os
 import re
-import threading
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -44,8 +43,6 @@ from keras_transformer.text.sentencepiece_model import (
 Text: TypeAlias = str | bytes  # TensorFlow Datasets gives bytes
 
 _NOTHING_VISIBLE = re.compile(NOTHING_VISIBLE)
-# SentencePiece has one seed for the whole process: it is set and used by one thread at a time.
-_SEED_IN_USE = threading.Lock()
 
 
 class Vocabulary:
@@ -266,7 +263,9 @@ class Vocabulary:
             for sentence in sentences:
                 check_unicode("text", sentence)
             raise
-        return [self.known(row)[:max_tokens] for row in ids]
+        if self.has_more_pieces:
+            ids = [[id_ if id_ < self.size else UNK_ID for id_ in row] for row in ids]
+        return [row[:max_tokens] for row in ids]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.
@@ -313,70 +312,6 @@ class Vocabulary:
     def _ids(self) -> dict[str, int]:
         return {piece: id_ for id_, piece in enumerate(self._all_pieces)}
 
-    def known(self, ids: list[int]) -> list[int]:
-        """Returns ids of SentencePiece with the unknown token for ids of V and more."""
-        if not self.has_more_pieces:
-            return ids
-        return [id_ if id_ < self.size else UNK_ID for id_ in ids]
-
     def _content(self, row: Sequence[int]) -> list[int]:
         before_end = itertools.takewhile(lambda id_: id_ != EOS_ID, row)
         return [int(id_) for id_ in before_end if id_ not in (PAD_ID, BOS_ID)]
-
-
-class SubwordSampler:
-    """Subword regularization (Kudo 2018): samples segmentations, as a pure function of a seed.
-
-    A model that sees a word in several segmentations learns what its parts mean. BPE skips
-    random merges (BPE-dropout, Provilkov et al. 2020); unigram tokens are drawn by probability.
-
-    Args:
-        vocabulary: gives the tokens; of the kind "bpe" or "unigram".
-        alpha: share of merges that BPE skips, or exponent of the probabilities of unigram tokens.
-
-    Example:
-        >>> sampler = SubwordSampler(vocabulary, alpha=0.1)
-        >>> sampler(vocabulary.encode(["ein Hund"]), seed=3)  # perhaps ▁ein ▁H und
-    """
-
-    def __init__(self, vocabulary: Vocabulary, *, alpha: float) -> None:
-        self._vocabulary = vocabulary
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=vocabulary.model_bytes)
-        self._alpha = alpha
-
-    def __call__(self, sentences: Sequence[Sequence[int]], seed: int) -> list[list[int]]:
-        """Returns the ids of the same sentences in segmentations drawn at random.
-
-        A sentence is kept as it is where its text would change: where a token is unknown.
-
-        Args:
-            sentences: ids, without start and end.
-            seed: at least 0, below 2**32 - 1.
-        """
-        texts = self._decode(sentences)
-        sampled = self._sample(texts, seed)
-        return [
-            new if new and UNK_ID not in old and new_text == text else list(old)
-            for old, new, text, new_text in zip(
-                sentences, sampled, texts, self._decode(sampled), strict=True
-            )
-        ]
-
-    def _decode(self, sentences: Sequence[Sequence[int]]) -> list[str]:
-        texts: list[str] = self._processor.decode([list(ids) for ids in sentences], num_threads=1)
-        return texts
-
-    def _sample(self, texts: list[str], seed: int) -> list[list[int]]:
-        with _SEED_IN_USE:
-            sentencepiece.set_random_generator_seed(seed)
-            # A list is encoded in threads that SentencePiece starts for the call, and each thread
-            # makes its random generator of the seed: with one thread the result is always the same.
-            sampled: list[list[int]] = self._processor.encode(
-                texts,
-                out_type=int,
-                num_threads=1,
-                enable_sampling=True,
-                alpha=self._alpha,
-                nbest_size=-1,
-            )
-        return [self._vocabulary.known(ids) for ids in sampled]

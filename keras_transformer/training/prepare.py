@@ -19,8 +19,7 @@ from keras_transformer.data import (
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path
 from keras_transformer.tasks import Task, TranslationTask
-from keras_transformer.text import SubwordSampler, Vocabulary, learn_vocabulary
-from keras_transformer.text.learning import kind_of
+from keras_transformer.text import Vocabulary, learn_vocabulary
 from keras_transformer.training.settings import RunConfigs
 
 Say = Callable[[str], None]  # called with lines about the progress
@@ -49,7 +48,6 @@ def training_corpus(
         task: reads the text.
         say: receives a line for each reason that pairs were dropped for.
     """
-    subword_samplers(data, vocabularies)  # reports vocabularies without subwords first
     sources = task.train_sources(data)
     if data.augment:
         sources = [AugmentedPairs(source, data.augment) for source in sources]
@@ -113,27 +111,6 @@ def with_room_for_targets(configs: RunConfigs, corpus: TokenizedCorpus) -> RunCo
     longest_source = room("max_source_length", source - 1) + 1  # and EOS
     room("max_extra_length", target - np.minimum(source, longest_source))
     return configs._replace(search=limits)
-
-
-def subword_samplers(
-    data: DataConfig, vocabularies: tuple[Vocabulary, Vocabulary]
-) -> tuple[SubwordSampler | None, SubwordSampler | None] | None:
-    """Returns a subword sampler per side, or None if `subword_sampling` is 0.
-
-    Raises:
-        InputError: neither side has subwords.
-    """
-    if not data.subword_sampling:
-        return None
-    source, target = (
-        SubwordSampler(vocabulary, alpha=data.subword_sampling)
-        if kind_of(vocabulary) in ("bpe", "unigram")
-        else None
-        for vocabulary in vocabularies
-    )
-    if source is None and target is None:
-        raise InputError("subword_sampling needs a vocabulary of bpe or unigram pieces; remove it")
-    return source, target
 
 
 def make_vocabularies(

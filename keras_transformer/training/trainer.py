@@ -47,7 +47,6 @@ from keras_transformer.training.distribution import (
     worker_index,
 )
 from keras_transformer.training.optimizer import compile_for_training, compile_shapes, freeze
-from keras_transformer.training.prepare import subword_samplers
 from keras_transformer.training.progress import TrainingLog
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.validation import Validation, check_validation
@@ -289,7 +288,6 @@ class Trainer:
             **options,
             seed=self.training.seed,
             first_step=self.step,
-            resample=subword_samplers(self.configs.required_data, self.run.vocabularies()),
         )
         return batches, shapes
 

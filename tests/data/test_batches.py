@@ -239,54 +239,6 @@ def batches_of(corpus, **changes):
     return list(training_batches(corpus, **{"batch_tokens": 128, "epochs": 2, **changes}))
 
 
-def turn(sentences, seed):
-    """Stands in for another segmentation: turns each sentence by a number of the seed."""
-    turns = np.random.default_rng(seed).integers(0, 5, len(sentences)).tolist()
-    return [ids[n:] + ids[:n] for ids, n in zip(sentences, turns, strict=True)]
-
-
-def test_segmentations_differ_each_epoch_and_repeat_on_resume():
-    corpus, _, _ = a_corpus()
-    options = {"resample": (turn, turn), "seed": 9}
-    whole = as_lists(batches_of(corpus, **options))
-    assert as_lists(batches_of(corpus, **options)) == whole
-    for step in (1, len(whole) // 2 + 3):
-        assert as_lists(batches_of(corpus, first_step=step, **options)) == whole[step:]
-    both, *halves = (
-        as_lists(batches_of(corpus, replicas=2, shard=shard, **options))
-        for shard in ((0, 1), (0, 2), (1, 2))  # of one worker, and of two
-    )
-    for batch, first, second in zip(both, *halves, strict=True):
-        assert [rows + others for rows, others in zip(first, second, strict=True)] == [*batch]
-    plain = rows_of(batches_of(corpus, seed=9))
-    pairs = [
-        ([*itertools.chain(*new)], [*itertools.chain(*old)])
-        for rows, others in zip(rows_of(batches_of(corpus, **options)), plain, strict=True)
-        for new, old in zip(rows, others, strict=True)
-    ]
-    assert all(sorted(new) == sorted(old) for new, old in pairs)
-    assert sum(new != old for new, old in pairs) > len(pairs) / 2
-
-
-def test_segmentation_that_does_not_fit_is_discarded():
-    corpus, _, _ = a_corpus()
-    twice = lambda sentences, seed: [ids + ids for ids in sentences]  # noqa: E731
-    first = lambda sentences, seed: [ids[:1] for ids in sentences]  # noqa: E731
-    batches = zip(batches_of(corpus, resample=(twice, first)), batches_of(corpus), strict=True)
-    for (x, y), (old_x, old_y) in batches:
-        assert (x["source"].shape, y.shape) == (old_x["source"].shape, old_y.shape)
-        for new, old in zip(x["source"].tolist(), old_x["source"].tolist(), strict=True):
-            ids = [id_ for id_ in old if id_ not in (PAD_ID, EOS_ID)]
-            expected = [*ids, *ids, EOS_ID]
-            if ids and len(expected) <= len(old):
-                assert new == expected + [PAD_ID] * (len(old) - len(expected))
-            else:
-                assert new == old
-        real = old_y.any(axis=1)
-        assert (y[real, 1] == EOS_ID).all() and (x["target"][real, 1] == y[real, 0]).all()
-        assert not y[:, 2:].any() and not x["target"][:, 2:].any()
-
-
 def test_training_is_endless_and_evaluation_keeps_one_order():
     corpus, _, _ = a_corpus(pairs=3)
     assert len(list(itertools.islice(training_batches(corpus, batch_tokens=64), 50))) == 50

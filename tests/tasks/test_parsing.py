@@ -143,7 +143,7 @@ def test_without_pos_tags_the_references_are_used():
         ({"train_file": "a", "target_level": "bpe"}, "needs the target_level word and a sou", {}),
         *(({"train_file": "a", "target_level": "bpe"} | changes, "copy_words needs one vocabulary",
            {"copy_words": True}) for changes in (
-            {"target_level": "word"}, {"subword_sampling": 0.1}, {"share_vocabulary": False})),
+            {"target_level": "word"}, {"share_vocabulary": False})),
     ],
 )  # fmt: skip
 def test_unusable_data_options_are_rejected(values, message, options):

@@ -104,15 +104,6 @@ def test_each_side_is_encoded_with_its_vocabulary(two_lines, tmp_path):
         assert [corpus.source_ids.tolist(), corpus.target_ids.tolist()] == ids
 
 
-def test_subword_sampling_needs_subwords(two_lines, tmp_path):
-    words = make_vocabularies(two_lines.replace(vocabulary_kind="word", vocabulary_size=None))
-    words[0].save(tmp_path / "words.model")
-    data = two_lines.replace(vocabulary=str(tmp_path / "words.model"), subword_sampling=0.1)
-    with pytest.raises(InputError, match=r"subword_sampling needs .* pieces; remove it"):
-        training_corpus(data, make_vocabularies(data), tmp_path / "tokens")
-    assert not (tmp_path / "tokens").exists()
-
-
 def test_training_corpus_applies_both_length_limits(two_lines, tmp_path):
     pathlib.Path(two_lines.train_source).write_text("Haus\nein Haus\n\nHaus\n")
     pathlib.Path(two_lines.train_target).write_text("a\na house\na\nhouse\n")

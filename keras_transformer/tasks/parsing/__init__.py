@@ -64,10 +64,10 @@ class ParsingTask(Task):
             )
         source, target = data.kinds
         if self.copy_words:
-            if source != "bpe" or not data.shares_vocabulary or data.subword_sampling:
+            if source != "bpe" or not data.shares_vocabulary:
                 raise InputError(
                     "copy_words needs one vocabulary, in which a word always has the same tokens: "
-                    "give target_level bpe, without subword_sampling"
+                    "give target_level bpe"
                 )
         elif source == "word" or target != "word":
             raise InputError(
