@@ -60,27 +60,6 @@ def test_metrics_are_those_of_the_translator(fit, vocabulary, capsys):
     assert "val_bleu: 100.0" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_early_stopping_and_checkpoints_see_bleu(fit, vocabulary, tmp_path):
-    metrics = TranslationMetrics(PAIRS, vocabulary, **SEARCH)
-    path = str(tmp_path / "{epoch}-{val_bleu:.1f}.weights.h5")
-    stop = keras.callbacks.EarlyStopping("val_bleu", mode="max", patience=1)
-    save = keras.callbacks.ModelCheckpoint(
-        path, "val_bleu", mode="max", save_best_only=True, save_weights_only=True
-    )
-    _, history = fit(metrics, stop, save)
-    assert history["val_bleu"] == [0.0, 0.0]  # does not improve, so the third epoch is not made
-    assert [path.name for path in tmp_path.iterdir()] == ["1-0.0.weights.h5"]
-
-
-@pytest.mark.slow
-def test_undefined_bleu_is_zero_with_a_warning(fit, vocabulary):
-    pairs = [("a dog", "ein Hund")]
-    with pytest.warns(UserWarning, match="no target has four words"):
-        _, history = fit(TranslationMetrics(pairs, vocabulary, **SEARCH), epochs=1)
-    assert history["val_bleu"] == [0.0]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

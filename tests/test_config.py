@@ -72,12 +72,6 @@ def test_unknown_field_is_rejected(kind, values):
             use(colour=3)
 
 
-def test_paths_get_the_home_folder(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/mine")
-    data = DataConfig(train_source="~/a.en, b.en", train_target="~/a.de,b.de")
-    assert data.train_source == "/home/mine/a.en,b.en"
-
-
 _VALUES = [
     True, 1, 0.5, float("nan"), "no", None, ("a",), ["a"], object(),
     np.int64(1), np.float32(0.5), np.float64("nan"), np.bool_(True),

@@ -112,15 +112,6 @@ def handlers():
     signal.signal(signal.SIGINT, original)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_signal_is_noted_and_a_second_ctrl_c_raises(handlers, number):
-    with pytest.raises(KeyboardInterrupt), host.noted_signals() as received:
-        assert received == []
-        signal.raise_signal(number)
-        assert received == [number]
-        signal.raise_signal(signal.SIGINT)
-
-
 def test_ignored_signals_stay_ignored_and_other_threads_catch_none(handlers):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and `&` in scripts do
     with host.noted_signals() as received:

@@ -5,10 +5,8 @@ import pytest
 
 from keras_transformer.decoding import NO_SCORE
 from keras_transformer.outputs import (
-    Score,
     Translation,
     align_words,
-    read_scores,
     read_translations,
 )
 
@@ -21,12 +19,6 @@ def test_empty_places_of_an_n_best_list_are_dropped():
         Translation("", NO_SCORE),  # nothing was found
         Translation("", -0.5, (Translation("c", -1.0), Translation("d", -3.0))),
     ]
-
-
-def test_scores_say_which_translations_were_cut():
-    answer = dict(scores=[-1.5, -2.0], token_scores=[[-1.5, 0.0], [-1.0, -1.0]], lengths=[1, 2])
-    scores = read_scores(answer | dict(is_cut=[False, True]))
-    assert scores == [Score(-1.5, [-1.5]), Score(-2.0, [-1.0, -1.0], is_cut=True)]
 
 
 NONE = -1  # the number of tokens without a word, such as EOS

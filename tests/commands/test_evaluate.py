@@ -86,21 +86,6 @@ def test_scores_significance_and_cost_of_each_run(compare, evaluate, run_dir, te
     assert second["length_ratio"] == bleu.corpus_score(outputs[early], references).ratio
 
 
-def test_table_has_a_row_for_each_run(compare, run_dir, texts, tmp_path):
-    pytest.importorskip("matplotlib")
-    files = (f"--source={texts}/dev.en", f"--target={texts}/dev.xx")
-    plot = f"--plot={tmp_path}/curves.png"
-    result = compare(run_dir, f"{run_dir}/checkpoints/step-300", *files, plot)
-    assert (result.code, result.err) == (0, f"Wrote {tmp_path}/curves.png.\n")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    header, first, second, *notes = result.out.splitlines()
-    assert header.split()[:3] == ["run", "checkpoint", "parameters"]
-    assert first.split()[:2] == [str(run_dir), "average"]
-    assert second.split()[1] == "step-300"
-    assert notes[0].startswith(f"p: of the difference from {run_dir}")
-    assert notes[-1] == "sentences: 10"  # of one run: no setting differs
-
-
 def test_settings_that_differ_are_named(compare, refused, run_dir, texts, tmp_path):
     other = shutil.copytree(run_dir, tmp_path / "other")
     config = json.loads((run_dir / "config.json").read_text())

@@ -34,22 +34,6 @@ def copy(run_dir, tmp_path):
     return shutil.copytree(run_dir, tmp_path / "copy")
 
 
-@pytest.mark.slow
-def test_process_leaves_a_complete_run_directory(run, train_flags, tmp_path):
-    run_dir = tmp_path / "run"
-    result = run("train.py", f"--run_dir={run_dir}", *train_flags)
-    assert (result.code, result.err) == (0, "")
-    assert "Trained 4 steps on " in result.out
-    names = {path.name for path in run_dir.iterdir()}
-    files = {"config.json", "source.model", "metrics.jsonl", "lock"}
-    assert names == files | {"checkpoints", "tokens"}
-    stems = {path.name.partition(".")[0] for path in (run_dir / "checkpoints").iterdir()}
-    assert stems == {"step-2", "step-4", "average", "manifest"}
-    rows = read_metrics(run_dir / "metrics.jsonl")
-    assert [row["step"] for row in rows] == [2, 4]
-    assert all({"val_loss", "bleu"} < row.keys() for row in rows)
-
-
 def test_finished_run_is_reported_and_unchanged(call, copy, texts):
     before = _contents(copy)
     same = f"--train_source={texts}/../{texts.name}/train.en"  # the path in another way

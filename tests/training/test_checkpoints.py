@@ -117,15 +117,6 @@ def test_non_finite_weights_are_not_saved(checkpoints):
     assert names_in(checkpoints.folder) == before
 
 
-def test_two_weights_of_one_name_are_rejected(checkpoints):
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), keras.layers.Dense(3)])
-    randomize(model, seed=0)
-    for weight in model.weights:
-        weight._path = f"{model.name}/same"
-    with pytest.raises(InputError, match="two weights have the name same;"):
-        checkpoints.save(model, 1)
-
-
 # Which are kept, and which is meant
 
 

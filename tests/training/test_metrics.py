@@ -2,8 +2,6 @@
 
 import json
 import math
-import re
-import types
 
 import keras
 import numpy as np
@@ -152,28 +150,3 @@ def test_unusable_file_is_reported(path):
 
 
 # What shows them
-
-
-def test_log_has_a_line_for_each_row_and_dev_set(tmp_path, capsys):
-    model = types.SimpleNamespace(
-        distribute_strategy=tf.distribute.get_strategy(),
-        reset_metrics=lambda: None,
-        optimizer=types.SimpleNamespace(learning_rate=0.5),
-        bad_steps=tf.Variable(0),
-    )
-    dev_metric = types.SimpleNamespace(num_sentences=500, num_all=2000)
-    log = make_log(tmp_path, model, dev_metric, show=True)
-    dev = {"val_loss": 2.5, "val_accuracy": 0.5, "bleu": 12.0}
-    values = {"loss": 3.0, "perplexity": 20.5, "accuracy": 0.567, "target_tokens": 100.0}
-    log.write_row(0, {}, lambda: {"val_loss": 3.0, "bleu": 1.0})  # before the first update
-    for dev_values in ({}, dev):
-        log.begin_update()
-        log.write_row(12_300, values, lambda dev_values=dev_values: dev_values)
-    start, first, again, last = capsys.readouterr().out.splitlines()
-    assert start == "      0/100,000  loss 3.000  BLEU 1.00 (500 of 2,000)  on the dev set"
-    for line in (first, again):
-        expected = r" 12,300/100,000  loss 3\.000  ppl 20\.50  acc 56\.7%  lr 0\.5  \S+ tokens/s"
-        assert re.fullmatch(expected, line)
-    assert last == (
-        " 12,300/100,000  loss 2.500  acc 50.0%  BLEU 12.00 (500 of 2,000)  on the dev set"
-    )

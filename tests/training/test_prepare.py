@@ -11,8 +11,6 @@ from keras_transformer.errors import InputError
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.prepare import (
     make_vocabularies,
-    read_dev_text,
-    read_test_text,
     tokenize,
     training_corpus,
 )
@@ -28,19 +26,6 @@ def two_lines(tmp_path):
         paths[name] = str(tmp_path / f"text.{name}")
         pathlib.Path(paths[name]).write_text("".join(f"{line}\n" for line in sentences))
     return DataConfig(vocabulary_kind="char", vocabulary_size=50, **paths)
-
-
-def test_dev_and_test_sets_are_read(two_lines, tmp_path):
-    assert read_dev_text(two_lines) is None
-    with pytest.raises(InputError, match="names no test files"):
-        read_test_text(two_lines)
-    pairs = tmp_path / "pairs.tsv"
-    pairs.write_text("vier\tfour\n")
-    train = {"source": two_lines.train_source, "target": two_lines.train_target}
-    several = {f"dev_{side}": f"{path},{path}" for side, path in train.items()}
-    data = two_lines.replace(**several, test_file=str(pairs))
-    assert read_dev_text(data) == tuple(side * 2 for side in TEXT)
-    assert read_test_text(data) == (["vier"], ["four"])
 
 
 # Vocabularies

@@ -121,18 +121,6 @@ def test_search_has_room_for_the_text(tmp_path, source, target, options, expecte
     assert run.configs().search == expected
 
 
-def test_create_rejects_unknown_options_and_existing_runs(tmp_path, run):
-    with pytest.raises(InputError, match="there is no option 'num_layer'; close names: num_layers"):
-        RunDirectory.create(tmp_path / "new", num_layer=3)
-    assert not (tmp_path / "new").exists()
-    before = (run.path / "config.json").read_bytes()
-    with pytest.raises(InputError, match="holds a run already"):
-        RunDirectory.create(run.path, train="text.tsv", seed=2)
-    with pytest.raises(InputError, match="holds a run already"):
-        tiny_run.create(run.path, seed=2)
-    assert (run.path / "config.json").read_bytes() == before
-
-
 def test_run_is_created_by_one_process_at_a_time_and_whole(tmp_path, text_files):
     run = RunDirectory(tmp_path / "run")
     with run.lock(), pytest.raises(InputError, match="another process creates or trains"):
@@ -163,13 +151,6 @@ def test_unusable_path_is_rejected(tmp_path):
         with pytest.raises(InputError, match=r"of a run, but no config\.json; restore it"):
             create_run(RunDirectory(tmp_path), configs())
         (tmp_path / left).unlink()
-
-
-def test_search_config_drops_options_of_other_method():
-    imported = configs()._replace(search={"early_stop": "first", "max_extra_length": 7})
-    assert imported.search_config().early_stop == "first"
-    sampling = imported.search_config({"method": "sampling"})
-    assert (sampling.method, sampling.max_extra_length) == ("sampling", 7)
 
 
 # Going on with a run
@@ -213,12 +194,6 @@ def test_settings_that_a_run_can_still_change(run, options, message):
     assert expected.items() <= (values | {"architecture": after.model.architecture}).items()
     run.change(train_steps=300, stop_metric=None, average_best=None)
     assert (run.configs().training.stop_metric, run.configs().training.train_steps) == (None, 300)
-
-
-def test_checkpoints_to_average_are_kept(tmp_path):
-    options = {"keep_checkpoints": 2, "average_last": 6, "average_best": 3}
-    checkpoints = tiny_run.create(tmp_path, **options).checkpoints()
-    assert (checkpoints.keep, checkpoints.keep_best) == (6, 3)
 
 
 def test_run_keeps_the_precision_that_auto_meant_when_it_began(tmp_path, monkeypatch):

@@ -129,13 +129,6 @@ def make_validation(text, **changes):
     return Validation(model, text, (vocabulary, vocabulary), configs, MAX_SHAPES)
 
 
-def test_validation_searches_as_task_and_run_say(monkeypatch):
-    monkeypatch.setattr(TranslationTask, "dev_search", {"beam_size": 1})
-    search = {"beam_size": 9, "max_extra_length": 7}
-    search = make_validation(ONE, search=search).dev_metric._translator.search
-    assert (search.beam_size, search.max_extra_length) == (1, 7)
-
-
 def test_overlong_dev_pairs_are_dropped_from_dev_loss():
     text = ParallelText(["abc", "a" * 5000, "cba"], ["abc", "abc", "cba"])
     found = make_validation(text, data=tiny_run.DATA.replace(max_length=8))
