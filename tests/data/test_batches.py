@@ -227,18 +227,6 @@ def test_batch_worked_by_hand():
     assert {array.dtype for array in (*inputs.values(), labels)} == {np.dtype(np.int32)}
 
 
-def rows_of(batches):
-    """Gives the rows of each batch that are not empty: source, target, labels."""
-    return [
-        [row for row in zip(source, target, labels, strict=True) if any(row[0])]
-        for source, target, labels in as_lists(batches)
-    ]
-
-
-def batches_of(corpus, **changes):
-    return list(training_batches(corpus, **{"batch_tokens": 128, "epochs": 2, **changes}))
-
-
 def test_training_is_endless_and_evaluation_keeps_one_order():
     corpus, _, _ = a_corpus(pairs=3)
     assert len(list(itertools.islice(training_batches(corpus, batch_tokens=64), 50))) == 50
