@@ -7,9 +7,6 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.significance import PairedTest
 
-from keras_transformer.client import Translation
-from keras_transformer.inference import Translator
-
 
 def test_test_files_are_scored(evaluate):
     result = evaluate("--beam_size=2")
@@ -41,20 +38,6 @@ def test_lines_that_were_truncated_are_listed(evaluate, translate, texts):
     reason = "the translation has as many tokens as it may have (max_extra_length, max_length)"
     assert f"{len(cut)} lines ({shown}, ...): {reason}" in evaluate("--max_length=2").err
     assert evaluate("--max_extra_length=1").err == ""
-
-
-def test_wide_beams_have_smaller_batches_and_outputs_are_lines(evaluate, monkeypatch, tmp_path):
-    sizes = []
-
-    def translate(self, sentences):
-        sizes.append(self.batch_size)
-        return [Translation("a\nb\tc", 0.0)] * len(sentences)
-
-    monkeypatch.setattr(Translator, "translate", translate)
-    for options in (("--batch_size=2", "--method=sampling"), ("--batch_size=5", "--beam_size=8")):
-        assert evaluate(*options, f"--output={tmp_path}/out").code == 0
-        assert (tmp_path / "out").read_text() == "a b c\n" * 12
-    assert sizes == [2, 2]
 
 
 @pytest.fixture
