@@ -306,13 +306,6 @@ class CrossAttention(ReadsMemory, ScaledDotProductAttention):
     """Multi-head attention of a decoder to the encoder's output, its memory (3.2.3).
 
     Args: see `ScaledDotProductAttention`.
-
-    Example:
-        >>> x, memory = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
-        >>> attention = CrossAttention(num_heads=4, key_dim=4, value_dim=4)
-        >>> output, scores = attention(x, memory, return_attention_scores=True)
-        >>> scores.shape
-        TensorShape([2, 4, 5, 7])
     """
 
     def build(

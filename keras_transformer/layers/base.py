@@ -1,5 +1,6 @@
 """The base class of all layers, and what several of them share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -34,7 +35,8 @@ class Layer(keras.layers.Layer):
         return tuple(input_shape)
 
     def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("return_attention_scores") or kwargs.get("return_steps"):
+        options = ("return_attention_scores", "return_state", "return_steps")
+        if any(kwargs.get(option) for option in options):
             return keras.Operation.compute_output_spec(self, *args, **kwargs)  # traces `call`
         return super().compute_output_spec(*args, **kwargs)  # JAX cannot trace unknown lengths
 
@@ -45,6 +47,52 @@ class Layer(keras.layers.Layer):
         dense = keras.layers.Dense(units, name=name, dtype=self.dtype_policy, **options)
         dense.build(input_shape)
         return dense
+
+
+def run_loop(
+    step: Callable[[Tensor, Any], tuple[Tensor, Any]],
+    x: Tensor,
+    state: Any,
+    mask: Tensor | None = None,
+    backwards: bool = False,
+) -> tuple[Tensor, Any]:
+    """Runs a recurrence over whole sequences. (`ops.scan` has no gradient under TensorFlow's XLA.)
+
+    Args:
+        step: reads tokens [B, any]; returns their outputs and the next state.
+        x: [B, T, any].
+        state: before the first token, float32 at least.
+        mask: bool [B, T], False at tokens that leave the state as it is; None for all True.
+        backwards: whether to read from the end.
+
+    Returns:
+        The outputs [B, T, any], and the last state.
+    """
+    dtype = full_precision(keras.tree.flatten(state)[0].dtype)
+    loop = keras.layers.RNN(
+        _Cell(step, dtype),
+        return_sequences=True,
+        return_state=True,
+        go_backwards=backwards,
+        dtype=dtype,
+        autocast=False,
+    )
+    outputs, state = loop(x, initial_state=[state], mask=mask)
+    return ops.flip(outputs, axis=1) if backwards else outputs, state
+
+
+class _Cell:
+    state_size = 0  # unused: the state is given
+
+    def __init__(self, step: Callable[[Tensor, Any], tuple[Tensor, Any]], dtype: str) -> None:
+        self._step = step
+        self.compute_dtype = dtype
+
+    def call(self, x: Tensor, states: Any) -> tuple[Tensor, list[Any]]:
+        output, state = self._step(x, states[0])
+        return output, [state]
+
+    __call__ = call
 
 
 def full_precision(dtype: Any) -> str:

@@ -24,10 +24,6 @@ class Dropout(keras.layers.Dropout):
     """Keras's dropout, with exact rates in bfloat16 and different masks on each replica.
 
     Both hold under TensorFlow; on other backends this is `keras.layers.Dropout`.
-
-    Example:
-        >>> Dropout(0.1)(np.ones((2, 3, 8), "float32"), training=True).shape
-        TensorShape([2, 3, 8])
     """
 
     def call(self, inputs: Tensor, training: bool | None = False) -> Tensor:

@@ -113,10 +113,6 @@ class PositionalEncoding(Layer):
         kind: "sinusoidal", "concatenated", "halves" (see `sinusoids`) or "learned" (Table 3 row E).
         first_position: position of the first token.
         max_positions: rows of the table of learned positions.
-
-    Example:
-        >>> PositionalEncoding(16)(np.ones((2, 5, 16), "float32")).shape
-        TensorShape([2, 5, 16])
     """
 
     def __init__(

@@ -15,7 +15,7 @@ import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.layers.base import Layer, full_precision, softmax
+from keras_transformer.layers.base import Layer, full_precision, run_loop, softmax
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masks import MASKED
 
@@ -38,10 +38,6 @@ class LSTM(Layer):
     Args:
         units: U.
         backwards: whether to read from the end of a sequence.
-
-    Example:
-        >>> LSTM(8)(np.ones((2, 5, 16), "float32")).shape
-        TensorShape([2, 5, 8])
     """
 
     def __init__(self, units: int, backwards: bool = False, **kwargs: Any) -> None:
@@ -68,39 +64,33 @@ class LSTM(Layer):
             ),
         )
 
-    def call(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Returns the outputs [B, T, U] for x [B, T, D]; arguments as in `read`."""
-        return self.read(x, mask)[0]
-
-    def read(
-        self, x: Tensor, mask: Tensor | None = None, state: LSTMState | None = None
-    ) -> tuple[Tensor, LSTMState]:
-        """Reads whole sequences.
+    def call(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        state: LSTMState | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """Returns outputs [B, T, U] and, on request, the state after the last real token.
 
         Args:
             x: [B, T, D].
             mask: bool [B, T], True at real tokens; None if all are.
             state: before the first token; None means zeros.
-
-        Returns:
-            Outputs [B, T, U], and the state after the last real token.
+            return_state: whether to return the state too.
         """
         if state is None:
             zeros = ops.zeros((ops.shape(x)[0], self.units), full_precision(self.compute_dtype))
             state = LSTMState(zeros, zeros)
 
+        def step(projected: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
+            state = self.step(projected, state)
+            return state.hidden, state
+
         # One product projects all tokens at once: only the recurrent one remains in the loop.
-        loop = keras.layers.RNN(
-            _Cell(self),
-            return_sequences=True,
-            return_state=True,
-            go_backwards=self.backwards,
-            dtype=state.hidden.dtype,
-            autocast=False,
-        )
-        outputs, state = loop(self.projection(x), initial_state=[state], mask=mask)
-        outputs = ops.flip(outputs, axis=1) if self.backwards else outputs
-        return ops.cast(outputs, self.compute_dtype), state
+        outputs, state = run_loop(step, self.projection(x), state, mask, self.backwards)
+        outputs = ops.cast(outputs, self.compute_dtype)
+        return (outputs, state) if return_state else outputs
 
     def step(self, projected: Tensor, state: LSTMState) -> LSTMState:
         """Reads one more token, `projection` of it [B, 4 U], and returns the next state."""
@@ -116,22 +106,6 @@ class LSTM(Layer):
         return (*input_shape[:-1], self.units)
 
 
-class _Cell:
-    """A step of an LSTM for Keras's RNN. (`ops.scan` has no gradient under TensorFlow's XLA.)"""
-
-    state_size = 0  # unused: the state is given
-
-    def __init__(self, lstm: LSTM) -> None:
-        self._lstm = lstm
-        self.compute_dtype = full_precision(lstm.compute_dtype)
-
-    def call(self, projected: Tensor, states: Any) -> tuple[Tensor, list[LSTMState]]:
-        state = self._lstm.step(projected, states[0])
-        return state.hidden, [state]
-
-    __call__ = call
-
-
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class RecurrentEncoder(Layer):
     """N layers, each of an LSTM that reads forwards and one that reads backwards.
@@ -140,11 +114,6 @@ class RecurrentEncoder(Layer):
         num_layers: N.
         units: U, of each LSTM.
         dropout: rate on the output of each layer.
-
-    Example:
-        >>> encoder = RecurrentEncoder(num_layers=1, units=8)
-        >>> encoder(np.ones((2, 5, 16), "float32"), mask=np.arange(5) < [[5], [3]]).shape
-        TensorShape([2, 5, 16])
     """
 
     def __init__(
@@ -176,23 +145,23 @@ class RecurrentEncoder(Layer):
         for bridge in (*self.hidden_bridges, *self.cell_bridges):
             bridge.build((None, 2 * self.units))
 
-    def call(self, x: Tensor, mask: Tensor | None = None, training: bool | None = None) -> Tensor:
-        """Returns the memory [B, S, 2 U]; arguments as in `read`."""
-        return self.read(x, mask, training)[0]
+    def call(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        training: bool | None = None,
+        return_state: bool = False,
+    ) -> Any:
+        """Returns the memory [B, S, 2 U] and, on request, the first state of each decoder layer.
 
-    def read(
-        self, x: Tensor, mask: Tensor | None = None, training: bool | None = None
-    ) -> tuple[Tensor, tuple[LSTMState, ...]]:
-        """Reads whole sequences.
+        Such a state is made of the last states here: h_0 = relu(W [h_S; h_1] + b), c_0 likewise
+        (See et al. 2017, 2.1).
 
         Args:
             x: [B, S, D].
             mask: bool [B, S], True at real tokens; None if all are.
             training: whether dropout is on.
-
-        Returns:
-            The memory [B, S, 2 U], and the first state of each layer of a decoder, made of the last
-            states here: h_0 = relu(W [h_S; h_1] + b), c_0 likewise (See et al. 2017, 2.1).
+            return_state: whether to return the states too.
         """
 
         def bridge(layer: keras.layers.Dense, *last: Tensor) -> Tensor:
@@ -201,13 +170,13 @@ class RecurrentEncoder(Layer):
 
         states = []
         for i, (forwards, backwards) in enumerate(zip(self.forwards, self.backwards, strict=True)):
-            left, left_state = forwards.read(x, mask)  # [B, S, U]
-            right, right_state = backwards.read(x, mask)
+            left, left_state = forwards(x, mask, return_state=True)  # [B, S, U]
+            right, right_state = backwards(x, mask, return_state=True)
             x = self.dropout(ops.concatenate([left, right], axis=-1), training=training)
             hidden = bridge(self.hidden_bridges[i], left_state.hidden, right_state.hidden)
             cell = bridge(self.cell_bridges[i], left_state.cell, right_state.cell)
             states.append(LSTMState(hidden, cell))
-        return x, tuple(states)
+        return (x, tuple(states)) if return_state else x
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         return (*input_shape[:-1], 2 * self.units)
@@ -259,7 +228,7 @@ class RecurrentDecoder(Layer):
         ...     layer.build((None, None, 16))
         >>> x, source = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
         >>> mask = np.arange(7) < [[7], [4]]
-        >>> values, states = encoder.read(source, mask)
+        >>> values, states = encoder(source, mask, return_state=True)
         >>> decoder(x, decoder.project_memory(values, mask), states).shape
         TensorShape([2, 5, 16])
     """
@@ -314,7 +283,7 @@ class RecurrentDecoder(Layer):
         Args:
             x: [B, T, D].
             memory: from `project_memory`.
-            states: of each layer before the first token, from `RecurrentEncoder.read`.
+            states: of each layer before the first token, from `RecurrentEncoder.call`.
             training: whether dropout is on.
             return_attention_scores: whether to return the weights too.
 
@@ -324,7 +293,8 @@ class RecurrentDecoder(Layer):
         """
         # All times of a layer before the next layer, then all attention at once.
         for lstm, state in zip(self.layers, states, strict=True):
-            x = self.dropout(lstm.read(x, state=state)[0], training=training)
+            # Not `__call__`, which would cast the state to half precision.
+            x = self.dropout(lstm.call(x, state=state), training=training)
         times = ops.arange(ops.shape(x)[1])
         is_earlier = (times[None, :] < times[:, None])[None]  # [1, T, T]
         x, weights, past_weights = self._output(x, memory, x, is_earlier, training)

@@ -3,13 +3,11 @@
 Shapes: B batch, T length, D model dimension, W hypotheses of a sentence.
 """
 
-from typing import Any
-
 import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.layers.base import Layer, full_precision
+from keras_transformer.layers.base import Layer, full_precision, run_loop
 from keras_transformer.layers.masks import as_bool
 
 
@@ -47,13 +45,16 @@ class SSRU(Layer):
         if mask is not None:
             is_real = as_bool(mask, "mask")[..., None]
             forget, new = ops.where(is_real, forget, 1.0), ops.where(is_real, new, 0.0)
+
+        def step(gated: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            forget, new = ops.split(gated, 2, axis=-1)
+            state = forget * state + new
+            return state, state
+
         # On CPUs `ops.associative_scan` takes five times as long as a loop, and does not compile
         # with XLA under TensorFlow.
-        loop = keras.layers.RNN(
-            _Cell(forget.dtype), return_sequences=True, dtype=forget.dtype, autocast=False
-        )
-        start = ops.zeros_like(new[:, 0])
-        return self._output(loop(ops.concatenate([forget, new], axis=-1), initial_state=[start]))
+        gated = ops.concatenate([forget, new], axis=-1)
+        return self._output(run_loop(step, gated, ops.zeros_like(new[:, 0]))[0])
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Reads one more token of each of W hypotheses of a sentence, or of each sequence (W = 1).
@@ -82,19 +83,3 @@ class SSRU(Layer):
 
     def _output(self, state: Tensor) -> Tensor:
         return ops.cast(ops.relu(state), self.compute_dtype)
-
-
-class _Cell:
-    """A step of the recurrence for Keras's RNN. (`ops.scan` has no gradient under XLA.)"""
-
-    state_size = 0  # unused: the state is given
-
-    def __init__(self, dtype: Any) -> None:
-        self.compute_dtype = dtype
-
-    def call(self, gated: Tensor, states: Any) -> tuple[Tensor, list[Tensor]]:
-        forget, new = ops.split(gated, 2, axis=-1)
-        state = forget * states[0] + new
-        return state, [state]
-
-    __call__ = call

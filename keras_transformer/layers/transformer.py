@@ -46,10 +46,6 @@ class FeedForward(Layer):
         inner_dim: F = d_ff.
         dropout: rate after the activation.
         activation: f, a name of `ACTIVATIONS`.
-
-    Example:
-        >>> FeedForward(32)(np.ones((2, 5, 16), "float32")).shape
-        TensorShape([2, 5, 16])
     """
 
     def __init__(
@@ -79,10 +75,6 @@ class LayerNormalization(Layer):
 
     Args:
         epsilon: keeps the quotient finite if all entries are equal.
-
-    Example:
-        >>> LayerNormalization()(np.ones((2, 5, 16), "float32")).shape
-        TensorShape([2, 5, 16])
     """
 
     def __init__(self, epsilon: float = 1e-6, **kwargs: Any) -> None:
@@ -227,11 +219,6 @@ class EncoderLayer(TransformerLayer):
     """Self-attention, then feed-forward, each within a residual connection.
 
     Args: see `TransformerLayer`.
-
-    Example:
-        >>> layer = EncoderLayer(num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32)
-        >>> layer(np.ones((2, 5, 16), "float32")).shape
-        TensorShape([2, 5, 16])
     """
 
     def call(
@@ -263,12 +250,6 @@ class DecoderLayer(ReadsMemory, TransformerLayer):
     """Self-attention, cross-attention, feed-forward, each within a residual connection.
 
     Args: see `TransformerLayer`.
-
-    Example:
-        >>> x, memory = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
-        >>> layer = DecoderLayer(num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32)
-        >>> layer(x, memory).shape
-        TensorShape([2, 5, 16])
     """
 
     has_cross_attention = True
@@ -398,14 +379,6 @@ class Encoder(TransformerStack):
     """A stack of `EncoderLayer`s.
 
     Args: see `TransformerStack`.
-
-    Example:
-        >>> encoder = Encoder(
-        ...     num_layers=2, num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32
-        ... )
-        >>> x, mask = np.ones((2, 5, 16), "float32"), np.arange(5) < [[5], [3]]
-        >>> encoder(x, mask=mask).shape
-        TensorShape([2, 5, 16])
     """
 
     layer_class = EncoderLayer
@@ -414,7 +387,6 @@ class Encoder(TransformerStack):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
         use_causal_mask: bool = False,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -427,7 +399,7 @@ class Encoder(TransformerStack):
         """
         x, scores = self._read(
             x,
-            attention_mask=Bias(combine_masks(x, mask, attention_mask)),
+            attention_mask=Bias(combine_masks(x, mask)),
             use_causal_mask=use_causal_mask,
             training=training,
             return_attention_scores=return_attention_scores,
@@ -466,7 +438,6 @@ class Decoder(ReadsMemory, TransformerStack):
         memory: Tensor,
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
         use_causal_mask: bool = True,
         training: bool | None = None,
         return_attention_scores: bool = False,
@@ -483,7 +454,7 @@ class Decoder(ReadsMemory, TransformerStack):
             memory,
             mask=keras_mask(x) if mask is None else mask,
             memory_mask=Bias(combine_masks(memory, memory_mask)),
-            attention_mask=Bias(combine_masks(x, mask, attention_mask)),
+            attention_mask=Bias(combine_masks(x, mask)),
             use_causal_mask=use_causal_mask,
             training=training,
             return_attention_scores=return_attention_scores,

@@ -174,15 +174,6 @@ class UniversalEncoder(UniversalStack):
     """One `EncoderLayer`, applied until each token halts.
 
     Args: see `UniversalStack`.
-
-    Example:
-        >>> encoder = UniversalEncoder(
-        ...     num_steps=3, num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32
-        ... )
-        >>> x, mask = np.ones((2, 5, 16), "float32"), np.arange(5) < [[5], [3]]
-        >>> output, steps = encoder(x, mask=mask, return_steps=True)
-        >>> steps.halting.steps.shape
-        TensorShape([2, 5])
     """
 
     layer_class = EncoderLayer
@@ -191,7 +182,6 @@ class UniversalEncoder(UniversalStack):
         self,
         x: Tensor,
         mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
         use_causal_mask: bool = False,
         training: bool | None = None,
@@ -201,13 +191,12 @@ class UniversalEncoder(UniversalStack):
 
         Args:
             x: embeddings [B, S, D].
-            mask, attention_mask, use_causal_mask, training: see `SelfAttention.call`; padding takes
-                no step.
+            mask, use_causal_mask, training: see `SelfAttention.call`; padding takes no step.
             positions: position signals [S, D] or [B, S, D]; None for sinusoids.
             return_steps: whether to return the steps too.
         """
         options = dict(
-            attention_mask=Bias(combine_masks(x, mask, attention_mask)),
+            attention_mask=Bias(combine_masks(x, mask)),
             use_causal_mask=use_causal_mask,
             training=training,
             return_attention_scores=True,
@@ -223,14 +212,6 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
     """One `DecoderLayer`, applied until each token halts.
 
     Args: see `UniversalStack`.
-
-    Example:
-        >>> decoder = UniversalDecoder(
-        ...     num_steps=3, num_heads=4, key_dim=4, value_dim=4, feed_forward_dim=32
-        ... )
-        >>> x, memory = np.ones((2, 5, 16), "float32"), np.ones((2, 7, 16), "float32")
-        >>> decoder(x, memory, memory_mask=np.arange(7) < [[7], [4]]).shape
-        TensorShape([2, 5, 16])
     """
 
     layer_class = DecoderLayer
@@ -241,7 +222,6 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         memory: Tensor,
         mask: Tensor | None = None,
         memory_mask: Tensor | None = None,
-        attention_mask: Tensor | None = None,
         positions: Tensor | None = None,
         is_active: Tensor | None = None,
         use_causal_mask: bool = True,
@@ -254,14 +234,14 @@ class UniversalDecoder(ReadsMemory, UniversalStack):
         Args:
             x: embeddings [B, T, D].
             memory: the encoder's output [B, S, D].
-            mask, memory_mask, attention_mask, use_causal_mask, training: see `DecoderLayer.call`.
+            mask, memory_mask, use_causal_mask, training: see `DecoderLayer.call`.
             positions, return_steps: see `UniversalEncoder.call`.
             is_active: bool [B, T], True at tokens that take steps; None for all but padding.
         """
         options = dict(
             memory=self.project_memory(memory),
             memory_mask=Bias(combine_masks(memory, memory_mask)),
-            attention_mask=Bias(combine_masks(x, mask, attention_mask)),
+            attention_mask=Bias(combine_masks(x, mask)),
             use_causal_mask=use_causal_mask,
             training=training,
             return_attention_scores=True,

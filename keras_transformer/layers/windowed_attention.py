@@ -36,11 +36,6 @@ class WindowedSelfAttention(SelfAttention):
 
     Raises:
         InputError: the window is even or less than 1.
-
-    Example:
-        >>> x = np.ones((2, 100, 16), "float32")
-        >>> WindowedSelfAttention(window=9, num_heads=4, key_dim=4, value_dim=4)(x).shape
-        TensorShape([2, 100, 16])
     """
 
     def __init__(self, *, window: int, **kwargs: Any) -> None:

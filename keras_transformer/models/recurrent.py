@@ -133,7 +133,7 @@ class RecurrentModel(Seq2SeqModel):
         """Returns the memory, and the decoder's states before the first token."""
         x = self.source_dropout(self.source_embedding(source), training=training)
         mask = padding_mask(source)
-        values, states = self.encoder.read(x, mask, training)
+        values, states = self.encoder(x, mask, training=training, return_state=True)
         return self.decoder.project_memory(values, mask), states
 
     def _decoder_inputs(

@@ -64,7 +64,7 @@ def mask_of(lengths):
 def test_outputs_and_states_are_those_that_pytorch_gave(way):
     layer = with_weights_of_torch(way, *WEIGHTS[way])
     mask = mask_of(LENGTHS)
-    outputs, state = layer.read(np.array(INPUTS, "float32"), mask)
+    outputs, state = layer(np.array(INPUTS, "float32"), mask, return_state=True)
     np.testing.assert_allclose(np.where(mask[..., None], outputs, 0), OUTPUTS[way], **TOLERANCE)
     np.testing.assert_allclose(state.cell, CELLS[way], **TOLERANCE)
     last = [0, 0] if way == "backwards" else [2, 1]
@@ -87,5 +87,7 @@ def test_in_half_precision_the_cell_still_adds_up_small_numbers():
     layer.projection.kernel.assign([[0.0, 0.0, 2.0**-10, 0.0]])
     layer.projection.bias.assign([20.0, 20.0, 0.0, 20.0])
     ones = ops.ones((1, 1), "float32")
-    _, state = layer.read(np.ones((1, 256, 1), "float32"), state=LSTMState(ones, ones))
+    _, state = layer.call(
+        np.ones((1, 256, 1), "float32"), state=LSTMState(ones, ones), return_state=True
+    )
     np.testing.assert_allclose(state.cell, 1.25, rtol=1e-3)

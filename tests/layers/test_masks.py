@@ -161,7 +161,7 @@ def test_keras_masks_pass_through_layers():
     np.testing.assert_array_equal(output._keras_mask, [[True, True, False]])
 
 
-@pytest.mark.parametrize("name", ["self", "window", "encoder", "decoder", "universal decoder"])
+@pytest.mark.parametrize("name", ["self", "window", "encoder layer", "decoder layer"])
 def test_attention_masks_are_true_where_a_query_attends(name):
     mask = np.broadcast_to(np.eye(T, dtype=bool), (B, T, T)).copy()
     call = caller("graph", LAYERS[name](), *inputs_of(name), attention_mask=mask)
