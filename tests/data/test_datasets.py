@@ -7,7 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from keras_transformer.data.corpus import ParallelText
-from keras_transformer.data.datasets import DatasetSplit, find_builder, languages_of
+from keras_transformer.data.datasets import DatasetSplit
 from keras_transformer.errors import InputError
 
 tfds.disable_progress_bar()
@@ -119,12 +119,3 @@ def test_identity_changes_when_the_data_set_is_built_anew(tmp_path, monkeypatch)
 def test_unreadable_data_set_is_an_error(tmp_path, name, split, message):
     with pytest.raises(InputError, match=message):
         load_parallel(name, split, data_dir=tmp_path)
-
-
-def test_known_corpora_have_the_direction_of_their_name(tmp_path):
-    for name, languages in {
-        "wmt14_translate/de-en": ("de", "en"),
-        "ted_hrlr_translate/pt_to_en": ("pt", "en"),
-        "number_names/de-en": ("de", "en"),
-    }.items():
-        assert languages_of(find_builder(name, tmp_path), name) == languages

@@ -281,16 +281,6 @@ def test_drop_words_keeps_labels_and_tags():
     assert drop_words(tf.constant(texts)).numpy().tolist() == plain
 
 
-@pytest.mark.parametrize(("kind", "size"), [("bpe", 30), ("unigram", 23), ("char", 30)])
-def test_word_kinds_counts_words(kind, size):
-    texts = ["the dog ( barks ) at 3 cats ."] * 3
-    vocabulary = learn_vocabulary(texts, size=size, kind=kind, normalization="identity")
-    for sentence in ["the dog", "  a  strange 木木 木  word▁x ", "", "½ ´ ("]:
-        ids = tf.constant([[*vocabulary.encode([sentence])[0], 3, 0, 0]])
-        kinds = word_kinds(ids, vocabulary).numpy()
-        assert np.count_nonzero(kinds) == len(sentence.replace("▁", " ").split())
-
-
 def test_word_kinds_by_characters():
     vocabulary = learn_vocabulary(
         ["the dog ( barks ) at 3 cats . , .", 'a. - ." 4'], size=30, kind="bpe",

@@ -1,8 +1,5 @@
 """Pronunciation: dictionaries, error rates, and a training by command."""
 
-import json
-import random
-import re
 import unicodedata
 
 import pytest
@@ -12,7 +9,6 @@ from keras_transformer.errors import InputError
 from keras_transformer.tasks import PronunciationTask
 from keras_transformer.tasks.pronunciation import PronunciationDictionary
 from keras_transformer.training.prepare import make_vocabularies
-from keras_transformer.training.run import RunDirectory
 
 
 def test_error_rates_count_the_nearest_reference():
@@ -95,39 +91,3 @@ def test_incomplete_line_is_reported(tmp_path, line):
     (tmp_path / "words").write_text(f"a\tb\n{line}\n")
     with pytest.raises(InputError, match=r"words, line 2: expected a word, a tab or spaces"):
         list(PronunciationDictionary(path=tmp_path / "words"))
-
-
-@pytest.mark.slow
-def test_pronunciations_are_learned_by_command(call, tmp_path):
-    """Of a language in which x has two phones; every third word with a b has a variant."""
-    phones = {"a": "ɑ", "b": "b", "k": "k", "x": "k s", "ö": "ø"}
-    generator, lines = random.Random(1), {}
-    for number in range(400):
-        letters = generator.choices(list(phones), k=generator.randint(2, 5))
-        word, spoken = "".join(letters), " ".join(map(phones.get, letters))
-        lines[f"{word}\t{spoken}"] = None
-        if number % 3 == 0 and "b" in word:
-            lines[f"{word}(1)\t{spoken.replace('b', 'p')}"] = None
-    words = [line for line in lines if "(1)" not in line]
-    held_out = {line.partition("\t")[0] for line in words[::10]}
-    splits = {"train": [";;; made up"], "dev": []}
-    for line in lines:
-        splits["dev" if re.split(r"[(\t]", line)[0] in held_out else "train"].append(line)
-    for split, content in splits.items():
-        (tmp_path / split).write_text("\n".join(content), encoding="utf-8")
-    sizes = ("--num_layers=1", "--model_dim=32", "--num_heads=2", "--feed_forward_dim=32")
-    flags = (
-        "--task=pronunciation", f"--train_file={tmp_path}/train", f"--dev_file={tmp_path}/dev",
-        f"--test_file={tmp_path}/dev",
-        "--preset=tiny", *sizes, "--dropout=0", "--batch_tokens=1000", "--warmup_steps=30",
-        "--learning_rate=0.01", "--checkpoint_steps=30", "--average_last=1", "--log_steps=10",
-    )  # fmt: skip
-    run_dir = f"--run_dir={tmp_path}/run"
-    for steps in (30, 150):  # the second command goes on with the run
-        assert call("train.py", run_dir, *flags, f"--train_steps={steps}")[::2] == (0, "")
-    by_step = RunDirectory(tmp_path / "run").checkpoints().dev_metrics()
-    assert by_step[150]["wer"] < 75.0 < by_step[30]["wer"]
-    evaluated = json.loads(call("evaluate.py", run_dir, "--json").out)
-    assert evaluated["sentences"] > 10 and evaluated["wer"] < 75.0
-    answers = call("translate.py", run_dir, stdin="abba\nxö\n".encode()).out.splitlines()
-    assert [set(answer.split()) <= {*"ɑbkspø"} for answer in answers] == [True, True]

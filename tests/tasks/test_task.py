@@ -18,21 +18,16 @@ from keras_transformer import Translator
 from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
-from keras_transformer.models import build_model
-from keras_transformer.search import Constraint
 from keras_transformer.tasks import Metric, Task, get_task, register_task
 from keras_transformer.tasks import task as task_module
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.metrics import read_metrics
 from keras_transformer.training.prepare import (
-    read_dev_text,
     read_test_text,
     training_corpus,
 )
 from keras_transformer.training.run import RunDirectory
-from keras_transformer.training.settings import changed_configs
 from keras_transformer.training.trainer import train
-from keras_transformer.training.validation import DevMetric
 
 
 class ReversedLines(NamedTuple):
@@ -131,49 +126,6 @@ def test_custom_task_is_trained_stopped_and_evaluated(tmp_path, files, capsys):
     answers = task.postprocess(outputs, text.source)
     assert answers == [" ".join(reversed(line.split())).upper() for line in text.source]
     assert task.evaluate(answers, text.target, text.source)["error_rate"] == 0
-
-
-@pytest.mark.slow
-def test_constraints_and_finish_hold_in_training_and_translation(tmp_path, files):
-    class OneToken(Constraint):
-        inputs = ()
-
-        def forbid(self, logits, hypotheses):
-            is_eos = tf.range(tf.shape(logits)[-1]) == hypotheses.eos_id
-            must_end = hypotheses.time == 1
-            return tf.where(is_eos == must_end, logits, -float("inf"))
-
-    class Short(Reversal):
-        def constraints(self, source, vocabularies):
-            return [OneToken()]
-
-    task = Short(shout=True)
-    run = create(tmp_path, files)
-    model, vocabularies = build_model(run.configs().model), run.vocabularies()
-    text = read_dev_text(run.configs().data, Reversal())
-    # An untrained model goes on to the longest length.
-    plain = Translator(model, *vocabularies, task.search_config())
-    longest = [best.text for best in plain.translate(text.source)]
-    translator = Translator(model, *vocabularies, task=task)
-    answers = [best.text for best in translator.translate(text.source)]
-    assert all(len(output.split()) > 1 and output.islower() for output in longest)
-    assert all(len(output.split()) == 1 and output.isupper() for output in answers)
-    with_options = translator.translate(text.source, repetition_penalty=1)
-    metric = DevMetric(model, text, vocabularies, task, run.configs().training)
-    assert [best.text for best in with_options] == answers
-    assert metric.translate() == answers
-
-
-def test_run_of_another_task_is_not_continued(tmp_path, files):
-    run = create(tmp_path, files, shout=True)
-    configs = run.configs()
-    assert changed_configs(configs, {"task": "reversal", "shout": True}) == configs
-    for changes, part in (
-        ({"task": "translation"}, "task is 'reversal' there and 'translation' here"),
-        ({"shout": False}, "shout is True there and False here"),
-    ):
-        with pytest.raises(InputError, match=part):
-            changed_configs(configs, changes)
 
 
 def test_tokens_are_those_of_the_task_and_its_code(tmp_path, monkeypatch):
