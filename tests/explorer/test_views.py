@@ -1,14 +1,42 @@
-"""Views of a small trained model: attention, search tree, statistics of its heads."""
+"""Views of a small trained model: attention, search tree, statistics of heads; their page."""
+
+import json
+import re
 
 import numpy as np
 import pytest
+from helpers import banning_task
 from plain_search import Banned
 
-from keras_transformer.config import EOS_ID
+from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.explorer.page import make_page, page_content
-from keras_transformer.explorer.views import head_statistics
+from keras_transformer.explorer.views import head_statistics, inspect_model
 from keras_transformer.tasks import TranslationTask
+
+SEARCH = dict(beam_size=4, max_source_length=12, max_extra_length=5)
+
+
+@pytest.fixture(scope="module")
+def make_inspector(trained):
+    model, *vocabularies = trained
+
+    def make(name="runs/words", model=model, banned=(), **changes):
+        search = SearchConfig(**SEARCH | changes)
+        task = banning_task(banned) or TranslationTask()
+        return inspect_model(name, model, tuple(vocabularies), task, search)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def inspect(make_inspector):
+    return make_inspector()
+
+
+@pytest.fixture(scope="module")
+def view(inspect):
+    return inspect("hello two cat")
 
 
 def test_view_has_what_the_translator_gives(view, make_translator):
@@ -112,3 +140,28 @@ def test_statistics_of_a_head(kind, sentences, expected):
     found = head_statistics([np.array(rows, "f")[None, None] for rows in sentences], kind)
     for name, value in expected.items():
         assert found[name].item() == pytest.approx(value), name
+
+
+def data_of(page):
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*)</script>', page)[1]
+    )
+
+
+def test_page_loads_nothing(view):
+    page = make_page(page_content([view]))
+    code = re.sub(r'"data":"[^"]*"', "", page)  # base64 has slashes
+    code = re.sub(r"^\s*//.*", "", code, flags=re.M)
+    assert not re.findall(r"https?:|//[a-z]|@import|url\(", code)
+    assert re.findall(r"(?:src|href)=(\S+)", page) == ['"data:,">']
+    assert "default-src 'none'" in page
+
+
+@pytest.mark.parametrize(
+    "sentence", ["</script><script>alert(1)</script><!--", "{{script}} {{data}}"]
+)
+def test_marks_in_a_sentence_stay_text(view, sentence):
+    page = make_page(page_content([view._replace(sentence=sentence)]))
+    assert data_of(page)["sentences"] == [sentence]
+    assert "</script><script>alert(1)" not in page
+    assert "async function unpack" in page.rpartition("<script>")[2]
