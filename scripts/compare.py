@@ -1,6 +1,0 @@
-"""keras-transformer compare, without installing the package."""
-
-from from_source import run_script
-
-if __name__ == "__main__":
-    run_script(__file__)
