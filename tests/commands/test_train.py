@@ -47,11 +47,7 @@ def test_none_unsets_an_option(call, copy):
     ("error", "code", "report"),
     [
         (Stopped(signal.SIGTERM, 7), 0, "stopped; checkpoint step-7 is saved in run/checkpoints"),
-        (
-            Stopped(signal.SIGINT, 7),
-            130,
-            "keras-transformer train: stopped; checkpoint step-7 is sa",
-        ),
+        (Stopped(signal.SIGINT, 7), 130, "keras-transformer train: stopped; checkpoint step-7"),
         (KeyboardInterrupt(), 130, "keras-transformer train: interrupted"),
     ],
 )
