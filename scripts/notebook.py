@@ -6,7 +6,6 @@ The module's docstring and the comments "# Training (5)" become text, each class
 of code. `tests/docs/test_paper.py` compares the two files.
 """
 
-import argparse
 import json
 import pathlib
 import re
@@ -43,6 +42,5 @@ def _cell(kind: str, text: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser(description="Makes a notebook of the example.").parse_args()
     text = make_notebook(EXAMPLE.read_text("utf-8"))
     EXAMPLE.with_suffix(".ipynb").write_text(text, encoding="utf-8")

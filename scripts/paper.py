@@ -3,11 +3,9 @@
 A link such as [`Encoder.call`](../../keras_transformer/layers/transformer.py#L1) names an object of
 a file: a class, a function, or an attribute of a class or module. `scripts/docs.sh` runs this.
 
-    python scripts/paper.py           # writes the present lines; status 1 if an object is missing
-    python scripts/paper.py --check   # changes nothing
+    python scripts/paper.py   # writes the present lines; status 1 if an object is missing
 """
 
-import argparse
 import ast
 import pathlib
 import re
@@ -50,10 +48,6 @@ def update(text: str) -> tuple[str, list[str]]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Writes the line numbers of the page.")
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    options = parser.parse_args()
     page, missing_objects = update(PAGE.read_text("utf-8"))
-    if not options.check:
-        PAGE.write_text(page, encoding="utf-8")
+    PAGE.write_text(page, encoding="utf-8")
     sys.exit("\n".join(["no such object:", *missing_objects]) if missing_objects else 0)

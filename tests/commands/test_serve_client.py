@@ -155,20 +155,10 @@ def test_certificates_and_headers_are_read_from_files(call, model, refused, cert
         assert model.headers["x-team"] == "mt"
         refused(call(*command, *pair, stdin=b"two\n"), "a valid token is required")
         refused(call(*command, headers, "--retries=0", stdin=b"two\n"), "UNAVAILABLE")
-        for content, message in (
-            ("Bearer s3cret\n", "wrong, line 1 must be name: value"),
-            ("", "wrong is empty"),
-        ):
-            (tmp_path / "wrong").write_text(content)
-            result = call(*command, f"--headers_file={tmp_path}/wrong")
-            refused(result, message)
-            assert "s3cret" not in result.err
-        reading, writing = os.pipe()  # as a shell passes the output of a password manager
-        os.write(writing, b"authorization: Bearer s3cret\n")
-        os.close(writing)
-        piped = f"--headers_file=/dev/fd/{reading}"
-        assert call(*command, *pair, piped, stdin=b"two\n") == (0, "TWO\n", "")
-        os.close(reading)
+        (tmp_path / "wrong").write_text("Bearer s3cret\n")
+        result = call(*command, f"--headers_file={tmp_path}/wrong")
+        refused(result, "wrong, line 1 must be name: value")
+        assert "s3cret" not in result.err
 
 
 def test_program_that_waits_for_an_answer_gets_it(start, model):

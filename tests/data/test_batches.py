@@ -191,13 +191,6 @@ def test_order_follows_from_seed_and_epoch(plan):
     assert len(together & in_next_epoch) < len(together) / 20
 
 
-def test_shapes_are_mixed(plan):
-    planned = list(plan.epoch(1, seed=2))
-    entries = np.array([batch.shape.entries / batch.shape.rows for batch in planned])
-    half = len(entries) // 2
-    assert abs(entries[:half].mean() - entries[half:].mean()) < 0.2 * entries.mean()
-
-
 # Arrays
 
 
