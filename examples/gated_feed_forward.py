@@ -1,6 +1,6 @@
 """A Transformer with one other sub-layer: gated feed-forward layers (Shazeer 2020).
 
-    keras-transformer train --user_module=examples/gated_feed_forward.py --architecture=gated \
+    python scripts/train.py --user_module=examples/gated_feed_forward.py --architecture=gated \
         --activation=swish --run_dir=runs/gated --train_source=train.en --train_target=train.de ...
 """
 

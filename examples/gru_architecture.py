@@ -1,6 +1,6 @@
 """An architecture from nothing: the mean of the source's embeddings in, a GRU that writes.
 
-    keras-transformer train --user_module=examples/gru_architecture.py --architecture=bag \
+    python scripts/train.py --user_module=examples/gru_architecture.py --architecture=bag \
         --units=64 --run_dir=runs/bag --train_source=train.en --train_target=train.de ...
 
 `call` reads whole targets for training; `encode` and `step` do the same one token at a time for

@@ -1,8 +1,8 @@
 """A task in one file: the characters of a lemma and its features in, an inflected form out.
 
-    keras-transformer train --run_dir=runs/kat --user_module=examples/inflection.py \
+    python scripts/train.py --run_dir=runs/kat --user_module=examples/inflection.py \
         --task=inflection --train_file=kat_large.train --dev_file=kat.dev --test_file=kat.test
-    keras-transformer evaluate --run_dir=runs/kat --user_module=examples/inflection.py \
+    python scripts/evaluate.py --run_dir=runs/kat --user_module=examples/inflection.py \
         --overlap_with=kat_large.train
 
 The task of SIGMORPHON-UniMorph 2022 (Kodner et al. 2022), with a character-level Transformer as in

@@ -1,9 +1,9 @@
 """A task in one file: commands to actions (SCAN), sentences to logical forms (COGS).
 
-    keras-transformer train --run_dir=runs/scan --user_module=examples/semantic_parsing.py \
+    python scripts/train.py --run_dir=runs/scan --user_module=examples/semantic_parsing.py \
         --task=semantic_parsing --train_file=tasks_train_simple.txt \
         --test_file=tasks_test_simple.txt --label_smoothing=0
-    keras-transformer evaluate --run_dir=runs/scan --user_module=examples/semantic_parsing.py
+    python scripts/evaluate.py --run_dir=runs/scan --user_module=examples/semantic_parsing.py
 
 Lake and Baroni 2018; Kim and Linzen 2020. Both sides are words between spaces, and an answer is
 right if it equals its reference. `evaluate.py --categories_of=gen.tsv` also reports the share of

@@ -24,14 +24,14 @@ step() { printf '\n== %s\n' "$*"; }
 
 step "1/6 Installing"
 make_environment datasets,serving
-python=.venv/bin/python command=.venv/bin/keras-transformer
+python=.venv/bin/python
 started=$SECONDS
 
 step "2/6 Translating with the model en-de, which comes with the package"
-echo "Where is the station?" | "$command" translate --model=en-de
+echo "Where is the station?" | "$python" scripts/translate.py --model=en-de
 
 step "3/6 Training a tiny Transformer to translate number names (one to three minutes on two cores)"
-"$command" train --run_dir="$folder/run" --preset=tiny --dataset=number_names/en-de \
+"$python" scripts/train.py --run_dir="$folder/run" --preset=tiny --dataset=number_names/en-de \
   --vocabulary_size=200 --dropout=0.1 --learning_rate=0.003 --warmup_steps=100 --schedule=cosine \
   --train_steps=400 --checkpoint_steps=200 --average_last=1 --bleu_tokenize=char
 
@@ -47,17 +47,17 @@ for side, lines in zip(("en", "de"), zip(*pairs)):
     path = pathlib.Path(sys.argv[1], f"test.{side}")
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 EOF
-"$command" evaluate --run_dir="$folder/run" --source="$folder/test.en" \
+"$python" scripts/evaluate.py --run_dir="$folder/run" --source="$folder/test.en" \
   --target="$folder/test.de" --json > "$folder/checkpoint_metrics.json"
 cat "$folder/checkpoint_metrics.json"
 
 step "5/6 Exporting a SavedModel"
-"$command" export --run_dir="$folder/run" --export_dir="$folder/export"
+"$python" scripts/export.py --run_dir="$folder/run" --export_dir="$folder/export"
 
 step "6/6 Translating with the SavedModel"
 printf '%s\n' "forty-two" "two thousand and seventeen" \
   "nine hundred and ninety-nine thousand, nine hundred and ninety-eight" > "$folder/questions.en"
-"$command" translate --saved_model="$folder/export/1" "$folder/questions.en" \
+"$python" scripts/translate.py --saved_model="$folder/export/1" "$folder/questions.en" \
   > "$folder/answers.de"
 paste -d '\n' "$folder/questions.en" <(sed 's/^/  -> /' "$folder/answers.de")
 

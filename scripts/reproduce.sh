@@ -23,8 +23,8 @@ make_environment
 evaluate="$(sed -n 's/^# evaluate: //p' "$recipe")"
 for seed in "${@:-1}"; do
   run="runs/$name-$seed" log="docs/results/logs/$name-$seed"
-  .venv/bin/keras-transformer train --flagfile="$recipe" --seed="$seed" --run_dir="$run"
-  .venv/bin/keras-transformer evaluate --run_dir="$run" $evaluate --json --output="$run/outputs.txt" \
+  .venv/bin/python scripts/train.py --flagfile="$recipe" --seed="$seed" --run_dir="$run"
+  .venv/bin/python scripts/evaluate.py --run_dir="$run" $evaluate --json --output="$run/outputs.txt" \
     | sed "s/^{/{\"commit\": \"$(git describe --always --dirty --exclude='*' --abbrev=12)\", /" > "$run/score.json"
   cat "$run/score.json"
   mkdir -p "$log"

@@ -201,7 +201,7 @@ def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
     if not recipe.exists() or not (log / "outputs.txt.gz").exists():
         return "no recipe, or no outputs", False
     flags = dict(re.findall(r"^--(\w+)(?:=(.*))?$", recipe.read_text(encoding="utf-8"), re.M))
-    command = [sys.executable, "-m", "keras_transformer.commands.main", "evaluate", "--json"]
+    command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--json"]
     for name in ("test_source", "test_target", "test_file"):
         if name in flags:
             path = data / pathlib.PurePath(flags[name]).relative_to("data")

@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import resource
+import runpy
 import shutil
 import socket
 import subprocess
@@ -38,6 +39,7 @@ _LONGEST = (
 )  # fmt: skip
 
 _TESTS = pathlib.Path(__file__).resolve().parent
+_SCRIPTS = _TESTS.parent / "scripts"
 _DATA = _TESTS / "data"
 
 # Folders with modules that tests of several folders import.
@@ -123,7 +125,7 @@ def free_ports():
 @pytest.fixture(scope="session")
 def run_python():
     """Runs Python in a fresh process that finds this package, and gives what it prints."""
-    paths = filter(None, [str(_TESTS.parent), os.environ.get("PYTHONPATH")])
+    paths = filter(None, [str(_SCRIPTS.parent), os.environ.get("PYTHONPATH")])
     found = {"PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
     def run_python(*arguments, stdin=None, **environment):
@@ -167,25 +169,26 @@ def _file_of(content):
 
 @pytest.fixture
 def call(monkeypatch, capsys):
-    """Runs keras-transformer in this process, which has loaded TensorFlow already.
+    """Runs a script in this process, which has loaded TensorFlow already.
 
     Gives its exit status, and what it wrote to standard output and standard error.
     """
     from helpers import Result
 
-    from keras_transformer.commands.main import COMMANDS, main
+    monkeypatch.syspath_prepend(str(_SCRIPTS))
 
-    def call(*arguments, stdin=b""):
-        monkeypatch.setattr(sys, "argv", ["keras-transformer", *map(str, arguments)])
+    def call(script, *arguments, stdin=b""):
+        path = str(_SCRIPTS / script)
+        monkeypatch.setattr(sys, "argv", [path, *map(str, arguments)])
         file = _file_of(stdin) if isinstance(stdin, bytes) else stdin
         monkeypatch.setattr(sys, "stdin", file)
         others = set(flags.FLAGS)
         capsys.readouterr()
         code = 0
         try:
-            # What a command sets for its TensorFlow is not for the processes of later tests.
+            # What a script sets for its TensorFlow is not for the processes of later tests.
             with mock.patch.dict(os.environ), warnings.catch_warnings():
-                main()
+                runpy.run_path(path, run_name="__main__")
         except SystemExit as error:  # its text is what Python would print
             code = error.code
             if isinstance(code, str):
@@ -195,8 +198,7 @@ def call(monkeypatch, capsys):
             if file is not stdin:
                 file.close()
             # A command defines its flags when it is imported.
-            for name in COMMANDS:
-                sys.modules.pop(f"keras_transformer.commands.{name}", None)
+            sys.modules.pop(f"keras_transformer.commands.{pathlib.Path(script).stem}", None)
             for name in set(flags.FLAGS) - others:
                 if not flags.FLAGS.find_module_defining_flag(name).startswith("absl."):
                     delattr(flags.FLAGS, name)

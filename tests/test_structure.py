@@ -30,7 +30,7 @@ FLOORS = {
 # The most lines of a folder. A change that needs more names what goes for it, or raises the number
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
-    "client": 550, "commands": 1936, "config": 1295, "data": 1360, "explorer": 395,
+    "client": 550, "commands": 1960, "config": 1295, "data": 1360, "explorer": 395,
     "inference": 1095, "interop": 2700, "layers": 2615, "models": 1780, "pretrained": 60,
     "search": 1500, "serving": 645, "tasks": 1660, "text": 1020, "training": 2400,
 }  # fmt: skip

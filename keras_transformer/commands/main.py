@@ -37,7 +37,8 @@ def main() -> None:
     """Runs the command that the first argument names: the entry point of keras-transformer."""
     name, *arguments = sys.argv[1:] or [""]
     if name in COMMANDS:
-        run_command(name, [f"keras-transformer {name}", *arguments])
+        program = f"keras-transformer {name}"
+        run_command(name, [program, *arguments], example=program)
     elif name in ("-h", "--help", "help"):
         print(_listing())
     elif name == "--version":
@@ -63,12 +64,20 @@ def _listing() -> str:
     )
 
 
-def run_command(name: str, argv: list[str]) -> None:
+def run_script(path: str) -> None:
+    """Runs the command of the same name as a script; its help and errors name the script."""
+    script = pathlib.Path(path)
+    argv = [script.name, *sys.argv[1:]]
+    run_command(script.stem, argv, example=f"python scripts/{script.name}")
+
+
+def run_command(name: str, argv: list[str], example: str) -> None:
     """Imports a command and runs it.
 
     Args:
         name: one of `COMMANDS`.
         argv: how errors name the program, then its arguments.
+        example: how the help text writes "keras-transformer NAME".
     """
     user_module = flags.FlagValues()
     user_module.set_gnu_getopt()
@@ -86,7 +95,7 @@ def run_command(name: str, argv: list[str]) -> None:
             _import_user_module(local_path(path), one_dnn=name not in _WITHOUT_ONE_DNN)
     module = importlib.import_module(f"keras_transformer.commands.{name}")
     flags.DEFINE_flag(user_module["user_module"], module_name=module.__name__)
-    run(module.main, argv, module.__doc__ or "")
+    run(module.main, argv, (module.__doc__ or "").replace(f"keras-transformer {name}", example))
 
 
 def _import_user_module(path: pathlib.Path, one_dnn: bool) -> None:
@@ -153,7 +162,3 @@ def _errors_in_one_line(name: str) -> Iterator[None]:
             sys.exit(1)
         place = f" {error.filename}" if error.filename else ""
         sys.exit(f"{name}: cannot read or write{place}: {error.strerror or error}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Commands: in a process of their own or, faster, in this one (`call`)."""
+"""Commands, run through scripts/: in a process of their own or, faster, in this one (`call`)."""
 
 import functools
 import os
@@ -8,8 +8,6 @@ import sys
 
 import pytest
 from helpers import Result
-
-from keras_transformer.commands.main import COMMANDS
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TINY = (
@@ -21,12 +19,11 @@ _TINY = (
 
 @pytest.fixture(scope="session")
 def start():
-    """Starts a command, given by name, or a script in a process of its own."""
+    """Starts a script, given by name or path, in a process of its own."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
 
     def start(script, *arguments, **options):
-        module = ["-m", "keras_transformer.commands.main"] if script in COMMANDS else []
-        command = [sys.executable, *module, *map(str, (script, *arguments))]
+        command = [sys.executable, str(_ROOT / "scripts" / script), *map(str, arguments)]
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         environment = inherited | {"PYTHONPATH": str(_ROOT)} | options.pop("env", {})
         return subprocess.Popen(command, text=True, env=environment, **(pipes | options))
@@ -57,12 +54,12 @@ def train_flags(texts):
 
 @pytest.fixture
 def translate(call, run_dir, share_translators):
-    return functools.partial(call, "translate", f"--run_dir={run_dir}")
+    return functools.partial(call, "translate.py", f"--run_dir={run_dir}")
 
 
 @pytest.fixture
 def evaluate(call, run_dir, share_translators):
-    return functools.partial(call, "evaluate", f"--run_dir={run_dir}")
+    return functools.partial(call, "evaluate.py", f"--run_dir={run_dir}")
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +71,7 @@ def refused():
         lines = result.err.splitlines()
         assert len(lines) == 1, result.err
         name, _, message = lines[0].partition(": ")
-        assert name.startswith("keras-transformer ") or name == "small.py"
+        assert name.endswith(".py")
         for part in parts:
             assert str(part) in message
 

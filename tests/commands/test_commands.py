@@ -8,9 +8,10 @@ import textwrap
 import time
 
 import pytest
+from absl import flags
 
 import keras_transformer
-from keras_transformer.commands.main import COMMANDS
+from keras_transformer.commands.main import COMMANDS, main
 
 
 @pytest.fixture
@@ -32,23 +33,46 @@ def write_script(tmp_path):
 
 @pytest.mark.parametrize("script", COMMANDS)
 def test_help_explains_every_flag(call, script):
-    result = call(script, "--help")
+    result = call(f"{script}.py", "--help")
     assert (result.code, result.err) == (0, "")
-    assert f"keras-transformer {script} " in result.out  # an example
+    assert f"python scripts/{script}.py " in result.out  # an example
     explained = dict(re.findall(r"^  --(?:\[no\])?(\w+): (.+)$", result.out, re.M))
     assert explained.keys() == {*re.findall(r"^  --(?:\[no\])?(\w+)", result.out, re.M)}
     assert all(len(text) > 10 for text in explained.values())
     assert "None" not in result.out
 
 
-def test_installed_command_lists_and_names_its_commands(call):
-    listing = call("--help")
-    assert (listing.code, listing.err) == (0, "")
-    assert re.findall(r"^  (\w+)  +[a-z]", listing.out, re.M) == list(COMMANDS)
-    assert call() == (1, "", listing.out)
-    wrong = call("trian").err
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def command(*arguments):
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/keras-transformer", *arguments])
+        others = set(flags.FLAGS)
+        try:
+            main()
+        except SystemExit as error:
+            return error.code, *capsys.readouterr()
+        finally:
+            for name in set(flags.FLAGS) - others:
+                delattr(flags.FLAGS, name)
+            for name in COMMANDS:
+                sys.modules.pop(f"keras_transformer.commands.{name}", None)
+        return 0, *capsys.readouterr()
+
+    return command
+
+
+def test_installed_command_lists_and_names_its_commands(command):
+    code, listing, errors = command("--help")
+    assert (code, errors) == (0, "")
+    assert re.findall(r"^  (\w+)  +[a-z]", listing, re.M) == list(COMMANDS)
+    assert command() == (listing.rstrip("\n"), "", "")  # Python writes it and exits with 1
+    wrong, _, _ = command("trian")
     assert wrong.startswith("keras-transformer: unknown command 'trian'; did you mean train?\n")
-    assert call("--version") == (0, f"keras-transformer {keras_transformer.__version__}\n", "")
+    assert command("--version") == (0, f"keras-transformer {keras_transformer.__version__}\n", "")
+    code, text, _ = command("compare", "--help")
+    assert "\nkeras-transformer compare runs/" in text
+    error, _, _ = command("train")
+    assert error.startswith("keras-transformer train: ") and "--run_dir" in error
 
 
 # Lines of commands, and what the one line of their error names.
@@ -93,7 +117,7 @@ def test_wrong_flags_fail_before_anything_loads(call, refused, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     line, *names = case
     name, *arguments = line.split()
-    refused(call(name, *arguments), *names)
+    refused(call(f"{name}.py", *arguments), *names)
     assert not any(tmp_path.iterdir())
 
 
@@ -169,7 +193,7 @@ def test_rejected_command_writes_nothing(
     before = sorted(tmp_path.rglob("*")), [path.read_bytes() for path in read]
     line, *names = case
     name, *arguments = line.format(texts=texts).split()
-    refused(call(name, *arguments), *names)
+    refused(call(f"{name}.py", *arguments), *names)
     assert (sorted(tmp_path.rglob("*")), [path.read_bytes() for path in read]) == before
 
 

@@ -42,7 +42,7 @@ def test_lines_that_were_truncated_are_listed(evaluate, translate, texts):
 
 @pytest.fixture
 def compare(call, share_translators):
-    return lambda *arguments: call("compare", *arguments)
+    return lambda *arguments: call("compare.py", *arguments)
 
 
 def test_scores_significance_and_cost_of_each_run(compare, evaluate, run_dir, texts, tmp_path):

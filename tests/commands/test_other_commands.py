@@ -16,7 +16,7 @@ _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config"
 def test_export_of_an_ensemble_in_bfloat16(call, run_dir, texts, words, tmp_path):
     folder = tmp_path / "letters"
     result = call(
-        "export", f"--run_dir={run_dir}", f"--export_dir={folder}", "--model_version=3",
+        "export.py", f"--run_dir={run_dir}", f"--export_dir={folder}", "--model_version=3",
         "--checkpoint=latest,average", "--beam_size=2", "--precision=bfloat16",
     )  # fmt: skip
     assert (result.code, result.err) == (0, "")
@@ -35,7 +35,7 @@ def test_export_of_an_ensemble_in_bfloat16(call, run_dir, texts, words, tmp_path
     warm_up = (folder / "3" / "assets.extra" / "tf_serving_warmup_requests").read_bytes()
     dev = [line for line in (texts / "dev.en").read_bytes().splitlines() if line.count(b" ") > 2]
     assert dev and not [line for line in dev if line in warm_up]  # the text is generated
-    result = call("translate", f"--saved_model={folder}/3", texts / "test.en")
+    result = call("translate.py", f"--saved_model={folder}/3", texts / "test.en")
     source = (texts / "test.en").read_text().splitlines()
     expected = [" ".join(words[word] for word in line.split()) for line in source]
     assert result.out.splitlines() == expected
@@ -51,7 +51,7 @@ def test_export_of_an_ensemble_in_bfloat16(call, run_dir, texts, words, tmp_path
 def test_formats_of_toolkits_have_versions(call, run_dir, tmp_path, refused, toolkit, files):
     if toolkit == "ctranslate2":
         pytest.importorskip("ctranslate2", reason="needs the package ctranslate2")
-    export = ("export", f"--run_dir={run_dir}", f"--export_dir={tmp_path}")
+    export = ("export.py", f"--run_dir={run_dir}", f"--export_dir={tmp_path}")
     for version in ("1", "2"):
         result = call(*export, f"--format={toolkit}")
         assert result.code == 0, result.err
@@ -63,7 +63,7 @@ def test_formats_of_toolkits_have_versions(call, run_dir, tmp_path, refused, too
 def test_explore_compares_checkpoints_and_sentences(call, run_dir, tmp_path):
     page = tmp_path / "page.html"
     models = (f"--run_dir={run_dir}", "--checkpoint=150,300")
-    result = call("explore", *models, f"--output={page}", "sun cat", "two")
+    result = call("explore.py", *models, f"--output={page}", "sun cat", "two")
     assert (result.code, result.err, result.out) == (0, "", f"Wrote {page}.\n")
     text = page.read_text()
     assert '"sentences":["sun cat","two"]' in text

@@ -26,7 +26,7 @@ def client(protocol, call, model):
 
         def client(*arguments, stdin=b""):
             server = (f"--server={address}", f"--protocol={protocol}")
-            return call("serve_client", *server, *arguments, stdin=stdin)
+            return call("serve_client.py", *server, *arguments, stdin=stdin)
 
         yield client
 
@@ -109,7 +109,7 @@ def test_client_loads_no_tensorflow_and_writes_no_log(run, model, certificates, 
         (pair, wrong, 1, 0, 1),
     ):
         with SERVE[protocol](model, tls=tls) as address:
-            client = ("serve_client", f"--server={address}", f"--protocol={protocol}", lines)
+            client = ("serve_client.py", f"--server={address}", f"--protocol={protocol}", lines)
             result = run(*client, *flags, env={"PYTHONPATH": path})
         counts = len(result.out.splitlines()), len(result.err.splitlines())
         assert (result.code, *counts) == (code, printed, logged)
@@ -150,7 +150,7 @@ def test_certificates_and_headers_are_read_from_files(call, model, refused, cert
     )
     headers = f"--headers_file={tmp_path}/token"
     with SERVE["rest"](model, tls=[certificates / name for name in names]) as address:
-        command = ("serve_client", f"--server={address}", *trust)
+        command = ("serve_client.py", f"--server={address}", *trust)
         assert call(*command, *pair, headers, stdin=b"two\n") == (0, "TWO\n", "")
         assert model.headers["x-team"] == "mt"
         refused(call(*command, *pair, stdin=b"two\n"), "a valid token is required")
@@ -163,7 +163,7 @@ def test_certificates_and_headers_are_read_from_files(call, model, refused, cert
 
 def test_program_that_waits_for_an_answer_gets_it(start, model):
     with SERVE["rest"](model) as address:
-        command = ("serve_client", f"--server={address}", "--protocol=rest")
+        command = ("serve_client.py", f"--server={address}", "--protocol=rest")
         process = start(*command, stdin=subprocess.PIPE)
         for line in ("one", "two\nthree"):
             process.stdin.write(f"{line}\n")

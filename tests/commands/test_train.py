@@ -27,7 +27,7 @@ def copy(run_dir, tmp_path):
 def test_finished_run_is_reported_and_unchanged(call, copy, texts):
     before = _contents(copy)
     same = f"--train_source={texts}/../{texts.name}/train.en"  # the path in another way
-    result = call("train", f"--run_dir={copy}", same)
+    result = call("train.py", f"--run_dir={copy}", same)
     assert (result.code, result.err) == (0, "")
     assert "Nothing to do: the run has reached its last step, 300" in result.out
     after = _contents(copy)
@@ -38,7 +38,7 @@ def test_finished_run_is_reported_and_unchanged(call, copy, texts):
 def test_none_unsets_an_option(call, copy):
     set_and_unset = ("--stop_metric=bleu", "--stop_patience=7"), ("--stop_metric=none",)
     for flags, expected in zip(set_and_unset, (("bleu", 7), (None, 10)), strict=True):
-        assert call("train", f"--run_dir={copy}", *flags).code == 0
+        assert call("train.py", f"--run_dir={copy}", *flags).code == 0
         training = RunDirectory(copy).configs().training
         assert (training.stop_metric, training.stop_patience) == expected
 
@@ -47,8 +47,8 @@ def test_none_unsets_an_option(call, copy):
     ("error", "code", "report"),
     [
         (Stopped(signal.SIGTERM, 7), 0, "stopped; checkpoint step-7 is saved in run/checkpoints"),
-        (Stopped(signal.SIGINT, 7), 130, "keras-transformer train: stopped; checkpoint step-7"),
-        (KeyboardInterrupt(), 130, "keras-transformer train: interrupted"),
+        (Stopped(signal.SIGINT, 7), 130, "train.py: stopped; checkpoint step-7 is saved in run/ch"),
+        (KeyboardInterrupt(), 130, "train.py: interrupted"),
     ],
 )
 def test_stopped_run_reports_its_checkpoint(
@@ -57,7 +57,7 @@ def test_stopped_run_reports_its_checkpoint(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trainer, "train", mock.Mock(side_effect=error))
     flags = [flag for flag in train_flags if not flag.startswith("--dev_")]
-    result = call("train", "--run_dir=run", *flags)
+    result = call("train.py", "--run_dir=run", *flags)
     assert result.code == code
     assert (result.err if code else result.out).splitlines()[-1].startswith(report)
     assert "There is no dev set; name one with --dev_source and --dev_target" in result.out

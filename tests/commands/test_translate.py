@@ -28,7 +28,7 @@ def test_files_are_translated_as_standard_input(translate, texts, words):
 
 @pytest.mark.slow
 def test_export_answers_as_its_run(translate, call, exported, texts, words, tmp_path, refused):
-    export = ("translate", f"--saved_model={exported}")
+    export = ("translate.py", f"--saved_model={exported}")
     result = call(*export, texts / "test.en")  # whose search finds two translations
     best = [line.split("\t")[2] for line in result.out.splitlines()[::2]]
     assert "".join(f"{line}\n" for line in best) == expected((texts / "test.en").read_text(), words)
@@ -43,7 +43,7 @@ def test_export_answers_as_its_run(translate, call, exported, texts, words, tmp_
     assert long.err == f"1 line (1): {truncated}\n"
     lowered = call(*export, "--max_extra_length=99", stdin=b"sun\n")
     assert lowered.code == 0 and "a number is too large" in lowered.err
-    refused(call("translate", f"--saved_model={exported.parent}", stdin=b"a\n"), exported)
+    refused(call("translate.py", f"--saved_model={exported.parent}", stdin=b"a\n"), exported)
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_alignments_number_the_written_words(call, exported_as, joins):
     path, model = exported_as(name="translation", remove_bpe=joins)
     model.translate.return_value = [Translation("un@@ happ@@ y dogs un@@", -1.0)]
     model.align.return_value = [[(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)]]
-    command = ("translate", f"--saved_model={path}", "--alignments")
+    command = ("translate.py", f"--saved_model={path}", "--alignments")
     joined = (0, "unhappy dogs un\t0-0 1-0 1-1 2-2\n", "")
     pieces = (0, "un@@ happ@@ y dogs un@@\t0-0 0-1 1-2 1-3 2-4\n", "")
     text = b"m@@ is@@ erable\n"
@@ -100,7 +100,7 @@ def test_references_are_scored_as_the_model_learned_them(call, exported_as, tmp_
     model.score.return_value = [Score(-1.5, [-1.5], False)]
     trees = tmp_path / "trees"
     trees.write_text("(S (NP (DT the) (NN dog)))\n")
-    command = ("translate", f"--saved_model={path}", f"--references={trees}")
+    command = ("translate.py", f"--saved_model={path}", f"--references={trees}")
     assert call(*command, stdin=b"the dog\n").out == "1\t-1.5000\t-1.5000\n"
     assert model.score.call_args.args == (["the dog"], ["(S (NP DT NN )NP )S"])
     for flag, part in (("--alignments", "parsing makes"), ("--beam_size=2", "was fixed")):
@@ -111,7 +111,7 @@ def test_references_are_scored_as_the_model_learned_them(call, exported_as, tmp_
 def test_checkpoints_and_runs_form_an_ensemble(translate, call, run_dir, texts, tmp_path):
     copy = shutil.copytree(run_dir, tmp_path / "copy")
     arguments = ("--scores", texts / "test.en")
-    twice = call("translate", f"--run_dir={run_dir},{copy}", *arguments)
+    twice = call("translate.py", f"--run_dir={run_dir},{copy}", *arguments)
     assert (twice.code, twice.err) == (0, "")
     assert twice.out == translate(*arguments).out
     outputs = {

@@ -79,7 +79,7 @@ def run_page(monkeypatch, call, capsys, share_translators):
             with urllib.request.urlopen(f"http://{url}", data, timeout=60) as answer:
                 return answer.read().decode()
         command, _, last = line.rpartition(" | ")
-        program = re.match(r"keras-transformer (\w+)(.*)", last)
+        program = re.match(r"(?:python scripts/|keras-transformer )(\w+)(?:\.py)?(.*)", last)
         if program is None:
             done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=300)
             assert done.returncode == 0, done.stderr
@@ -101,7 +101,7 @@ def run_page(monkeypatch, call, capsys, share_translators):
             pathlib.Path("warm_up.en").write_text("The dog hears a big wolf.\n")
             arguments.append("--warm_up_file=warm_up.en")
         with user_modules():
-            result = call(script, *arguments, stdin=stdin)
+            result = call(f"{script}.py", *arguments, stdin=stdin)
         assert result.code == 0, f"{line}\n{result.err}"
         if ">" not in files:
             return result.out

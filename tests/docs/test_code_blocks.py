@@ -8,8 +8,6 @@ import re
 import pytest
 from helpers import user_modules
 
-from keras_transformer.commands.main import COMMANDS
-
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGES = ["README.md", "BUILD_NOTES.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(
     page.relative_to(_ROOT).as_posix()
@@ -40,7 +38,7 @@ def _flags(call, script, *arguments, known={}):  # noqa: B006  (collected once)
     """Returns the flags of a command."""
     if (key := (script, *arguments)) not in known:
         with user_modules():  # a page's architecture is no other test's
-            text = call(script, *arguments, "--help").out
+            text = call(f"{script}.py", *arguments, "--help").out
         names = re.findall(r"^  --(\[no\])?(\w+):", text, re.M)
         known[key] = {name for _, name in names} | {f"no{name}" for no, name in names if no}
     return known[key]
@@ -51,16 +49,19 @@ def test_flags_exist(call, page):
     code, text = _read(page)
     if page.endswith("coming_from.md"):  # its other columns have the flags of other toolkits
         text = re.sub(r"^(\|[^|]*\|).*", r"\1", text, flags=re.M)
-    for script, rest in re.findall(r"keras-transformer (\w+)(.*)", code):
+    for script, rest in re.findall(
+        r"(?:python scripts/|keras-transformer )(\w+)(?:\.py)?(.*)", code
+    ):
         line = rest.partition(" | ")[0].partition("#")[0]
         module = re.search(r"--user_module=(\S+)", line)
         adds_flags = module and ("--architecture" in line or not module[1].startswith("examples/"))
-        if adds_flags:
-            continue  # an architecture or a module of the page itself may add flags
+        if script == "benchmark" or adds_flags:
+            continue  # subcommands, an architecture or a module of the page itself may add flags
         more = [f"--user_module={_ROOT / module[1]}"] if module else []
         given = set(re.findall(r" '?--(\w+)", re.sub(r'"[^"]*"', "", line)))
         assert given <= _flags(call, script, *more) | _OF_OTHERS, line
-    known = set().union(*(_flags(call, script) for script in COMMANDS))
+    scripts = [path.stem for path in (_ROOT / "scripts").glob("*.py")]
+    known = set().union(*(_flags(call, script) for script in scripts))
     named = set(re.findall(r"`--(\w+)", text)) - _OF_OTHERS
     if page.endswith("serving.md") or page.endswith("serve.md"):  # flags of the model server
         named -= {"enable_batching", "model_config_file", "batching_parameters_file"}

@@ -147,7 +147,7 @@ def test_other_tasks(trained, run_page, tmp_path):
 
 def test_number_names_has_the_flags_of_the_quickstart():
     script, page = (
-        re.search(r"train (--.*?)\n(?:\n|```)", (ROOT / path).read_text("utf-8"), re.S)[1]
+        re.search(r"train(?:\.py)? (--.*?)\n(?:\n|```)", (ROOT / path).read_text("utf-8"), re.S)[1]
         for path in ("scripts/quickstart.sh", "docs/tutorials/number_names.md")
     )
     of_script, of_page = (

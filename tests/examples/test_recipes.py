@@ -42,9 +42,9 @@ def test_settings_of_a_recipe_are_valid(call, name, monkeypatch):
     # Wrong settings are reported before TensorFlow is loaded.
     with monkeypatch.context() as patch:
         patch.setattr(common, "load_tensorflow", mock.Mock(side_effect=InputError("all right")))
-        assert "all right" in call("train", train, "--run_dir=new").err
-    assert call("evaluate", *evaluate, "--run_dir=new").err.startswith(
-        "keras-transformer evaluate: no training run in new"
+        assert "all right" in call("train.py", train, "--run_dir=new").err
+    assert call("evaluate.py", *evaluate, "--run_dir=new").err.startswith(
+        "evaluate.py: no training run in new"
     )
 
 
@@ -63,10 +63,10 @@ def test_recipes_are_listed_and_run_with_each_seed(tmp_path):
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(
-        '#!/bin/sh\necho "$@" >> commands\ncase "$*" in *evaluate*) echo \'{"bleu": 41}\';; esac\n'
+        '#!/bin/sh\necho "$@" >> commands\n'
+        'case "$*" in *evaluate.py*) echo \'{"bleu": 41}\';; esac\n'
     )
     python.chmod(0o755)
-    shutil.copy(python, python.with_name("keras-transformer"))
     for seed in "12":
         run = tmp_path / "runs" / f"multi30k-raw-{seed}"
         run.mkdir(parents=True)
@@ -75,10 +75,12 @@ def test_recipes_are_listed_and_run_with_each_seed(tmp_path):
     done = bash(tmp_path / "scripts" / "reproduce.sh", "multi30k-raw", "1", "2")
     assert done.returncode == 0, done.stderr
     commands = (tmp_path / "commands").read_text().splitlines()
-    train, evaluate = [line for line in commands if "--run_dir" in line][2:]
+    train, evaluate = [line for line in commands if "scripts/" in line][2:]
     recipe = "--flagfile=examples/recipes/multi30k-raw.flags --seed=2"
-    assert train == f"train {recipe} --run_dir=runs/multi30k-raw-2"
-    assert evaluate.startswith("evaluate --run_dir=runs/multi30k-raw-2 --beam_size=5 --j")
+    assert train == f"scripts/train.py {recipe} --run_dir=runs/multi30k-raw-2"
+    assert evaluate.startswith(
+        "scripts/evaluate.py --run_dir=runs/multi30k-raw-2 --beam_size=5 --j"
+    )
     log = tmp_path / "docs" / "results" / "logs" / "multi30k-raw-2"
     assert json.loads((log / "score.json").read_text()) == {"commit": "", "bleu": 41}  # no git here
     for name in ("metrics.jsonl", "outputs.txt"):

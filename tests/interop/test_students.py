@@ -154,8 +154,8 @@ def test_firefox_files_become_an_export_that_answers(firefox, call, tmp_path):
     folder, _ = firefox()
     texts = "This is Tom.\nI smell gas.\n"
     for command in (
-        ("export", f"--model={folder}", f"--export_dir={tmp_path}/exports"),
-        ("translate", f"--saved_model={tmp_path}/exports/1"),
+        ("export.py", f"--model={folder}", f"--export_dir={tmp_path}/exports"),
+        ("translate.py", f"--saved_model={tmp_path}/exports/1"),
     ):
         result = call(*command, stdin=texts.encode())
         assert result.code == 0

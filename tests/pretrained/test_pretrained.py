@@ -129,11 +129,11 @@ def test_invisible_characters_do_not_change_a_translation():
 @pytest.mark.slow
 def test_commands_take_the_name_of_a_model(packed, call, texts, tmp_path):
     output = tmp_path / "output"
-    result = call("translate", "--model=words", f"--output={output}", texts / "test.en")
+    result = call("translate.py", "--model=words", f"--output={output}", texts / "test.en")
     assert result.code == 0 and output.read_text() == (texts / "test.xx").read_text()
     pair = (f"--source={texts / 'test.en'}", f"--target={texts / 'test.xx'}")
-    result = call("evaluate", "--model=words", *pair, "--json")
+    result = call("evaluate.py", "--model=words", *pair, "--json")
     assert json.loads(result.out)["exact_match"] == 1
     assert json.loads(result.out)["checkpoint"] == "words"
-    result = call("import_model", "--model=words", f"--run_dir={tmp_path}/run")
+    result = call("import_model.py", "--model=words", f"--run_dir={tmp_path}/run")
     assert result.code == 0 and RunDirectory(tmp_path / "run").configs().origin["model"] == "words"

@@ -153,7 +153,7 @@ def test_unusable_data_options_are_rejected(values, message, options):
 
 def test_evaluate_answers_of_a_file(call, tmp_path, tree_file):
     answers = tmp_path / "answers.mrg"
-    command = ["evaluate", "--task=parsing", f"--answers={answers}", f"--file={tree_file}"]
+    command = ["evaluate.py", "--task=parsing", f"--answers={answers}", f"--file={tree_file}"]
     for text, part in ((ANSWER * 2, "2 outputs for 1 sentences"), ("(S (NP", "is not closed")):
         answers.write_text(text)
         assert part in call(*command).err
@@ -177,21 +177,21 @@ def test_parser_from_training_to_export(call, tmp_path):
         path.write_text("\n".join(tree for _, tree in part))
         flags.append(f"--{split}_file={path}")
     run_dir = f"--run_dir={tmp_path / 'run'}"
-    result = call("train", run_dir, *flags)
+    result = call("train.py", run_dir, *flags)
     assert (result.code, result.err) == (0, "")
     assert "F1 " in result.out
     search, output = ("--beam_size=3", "--max_extra_length=20"), tmp_path / "output"
-    results = json.loads(call("evaluate", run_dir, *search, "--json", f"--output={output}").out)
+    results = json.loads(call("evaluate.py", run_dir, *search, "--json", f"--output={output}").out)
     assert results["sentences"] == results["evalb"]["sentences"] == 10
     assert results["evalb"]["errors"] == 0 <= results["f1"] < 100
     sentences = [sentence for sentence, _ in pairs[:10]]
     (tmp_path / "text").write_text("\n".join(sentences[:3]))
     folders = (f"--export_dir={tmp_path}/parser", f"--warm_up_file={tmp_path}/text")
-    exported = call("export", run_dir, *folders, *search)
+    exported = call("export.py", run_dir, *folders, *search)
     assert exported.code == 0, exported.err
     typed = [*sentences, "( Who , ?", sentences[0].replace(" ", "\t", 1)]
     text = "".join(f"{line}\n" for line in typed).encode()
     version = tmp_path / "parser" / "1"
-    answers = call("translate", f"--saved_model={version}", stdin=text).out.splitlines()
+    answers = call("translate.py", f"--saved_model={version}", stdin=text).out.splitlines()
     assert answers[:10] == output.read_text().splitlines() and answers[-1] == answers[0]
     assert [sentence_of(parse_tree(answer)) for answer in answers[:-1]] == typed[:-1]
