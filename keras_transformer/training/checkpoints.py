@@ -29,9 +29,10 @@ import numpy.typing as npt
 import safetensors.numpy
 import tensorflow as tf
 
+from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import file_identity, sha256, sync, write_atomically
-from keras_transformer.tasks import Metric
+from keras_transformer.tasks import Task, TranslationTask
 
 Variable = Any  # keras.Variable or tf.Variable, also a mirrored one
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -46,18 +47,13 @@ class Checkpoints:
 
     Args:
         folder: where they are, made with the first one.
-        keep, keep_best: how many of the newest to keep, and of those with the best `metric`.
-        every, end: steps between two regular checkpoints; the last step, which is regular too.
-        metric: the task's, by which checkpoints are ranked; without one none is the best.
+        training: of the run; says which are regular, and which are kept.
+        task: has the metric by which checkpoints are ranked.
     """
 
     folder: pathlib.Path
-    keep: int = 20
-    _: dataclasses.KW_ONLY
-    keep_best: int = 0
-    every: int = 1
-    end: int | None = None
-    metric: Metric | None = None
+    training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
+    task: Task = dataclasses.field(default_factory=TranslationTask)
 
     # Which there are
 
@@ -75,47 +71,48 @@ class Checkpoints:
         """Returns the file of a checkpoint."""
         return self.folder / f"{name}.safetensors"
 
-    def is_regular(self, step: int) -> bool:
-        """Whether an uninterrupted run writes a checkpoint at this step."""
-        return step % self.every == 0 or step == self.end
-
     def newest(self, count: int) -> list[int]:
         """Returns the steps of the newest regular checkpoints that were trained, oldest first."""
-        return [step for step in self.steps() if step and self.is_regular(step)][-count:]
+        return [step for step in self.steps() if step and self.training.is_saved(step)][-count:]
 
     def best(self, count: int, steps: Sequence[int] | None = None) -> list[int]:
-        """Returns the steps of the regular checkpoints with the best `metric`; newer wins a tie.
+        """Returns the steps of the regular checkpoints with the best metric; newer wins a tie.
 
         One that was not validated, or whose value is not a number, is none of them. `steps` are
         those to choose from; None means all.
         """
-        if self.metric is None:
-            return []
-        metrics, name = self.dev_metrics(), self.metric.name
+        metrics, metric = self.dev_metrics(), self.task.metric
         ranked = [
-            (self.metric.rank(metrics[step][name]), step)
+            (metric.rank(value), step)
             for step in (self.steps() if steps is None else steps)
-            if self.is_regular(step) and not math.isnan(metrics.get(step, {}).get(name, math.nan))
+            if self.training.is_saved(step)
+            and not math.isnan(value := metrics.get(step, {}).get(metric.name, math.nan))
         ]
         return sorted(step for _, step in sorted(ranked, reverse=True)[:count])
 
-    def is_stalled(self, step: int, metric: Metric, patience: int) -> bool:
-        """Whether a metric has not improved at the last `patience` checkpoints (early stopping)."""
+    def is_stalled(self, step: int) -> bool:
+        """Whether `stop_metric`, if the run has one, ends it at a step (early stopping).
+
+        It has not improved at the last `stop_patience` checkpoints.
+        """
+        if self.training.stop_metric is None:
+            return False
+        metric = self.task.find_metric(self.training.stop_metric)
         best, waited = -math.inf, 0
         for other, metrics in self.dev_metrics().items():
             # Metrics of later steps are left by a run whose newest checkpoint was damaged, those of
             # other steps by the end of a run that was extended.
-            if other <= step and self.is_regular(other) and metric.name in metrics:
+            if other <= step and self.training.is_saved(other) and metric.name in metrics:
                 value = metric.rank(metrics[metric.name])
                 waited = 0 if value > best else waited + 1  # NaN is not better
                 best = max(best, value)
-        return waited >= patience
+        return waited >= self.training.stop_patience
 
     def find(self, which: str) -> str:
         """Returns the name of the checkpoint that `which` means.
 
         Args:
-            which: "latest", "best" (by `metric`), "average", a step, or "auto": the average, or
+            which: "latest", "best" (by the metric), "average", a step, or "auto": the average, or
                 the latest if there is none. "auto" skips damaged ones, with a line on stderr.
 
         Raises:
@@ -169,8 +166,10 @@ class Checkpoints:
         self._write(f"step-{step}", variables, step, metrics)
         # Later checkpoints are damaged ones, and are rewritten.
         steps = [other for other in self.steps() if other <= step]
-        regular = [other for other in steps if self.is_regular(other)]
-        keep = {step, *regular[-self.keep :], *self.best(self.keep_best, regular)}
+        regular = [other for other in steps if self.training.is_saved(other)]
+        newest = max(self.training.keep_checkpoints, self.training.average_last)
+        best = self.best(self.training.average_best or 1, regular)
+        keep = {step, *regular[-newest:], *best}
         for other in steps:
             if other not in keep:
                 self.drop(f"step-{other}")
@@ -241,11 +240,10 @@ class Checkpoints:
         if not names:
             return 0
         name = self._newest_whole(names)
-        arrays = self._load(name)
         if name == START:
-            assign(by_name(model, model.weights), _weights(arrays), self.path(name))
+            self.restore(model, name)
         else:
-            assign(_training_variables(model, extra), arrays, self.path(name))
+            assign(_training_variables(model, extra), self._load(name), self.path(name))
         return int(name.removeprefix("step-"))
 
     def average(self, model: keras.Model, steps: Sequence[int]) -> None:

@@ -1,7 +1,6 @@
 """The log of training: rows of metrics in metrics.jsonl, in TensorBoard, and as lines of text.
 
-On a terminal a bar of tqdm shows the steps and the newest row; elsewhere each row is a line. The
-values of the dev set are another line:
+Each row is a line, and the values of the dev set are another; a terminal has a bar of tqdm below.
 
   300/20,000  loss 5.412  ppl 148.2  acc 24.1%  lr 0.0003  5,210 tokens/s
 1,000/20,000  loss 3.947  ppl 19.67  acc 45.9%  BLEU 12.31 (500 of 2,000)  on the dev set
@@ -82,7 +81,7 @@ class TrainingLog:
             unit="step",
             file=sys.stdout,
             dynamic_ncols=True,
-            disable=not (self._shows and sys.stdout.isatty()),
+            disable=None if self._shows else True,  # None: where there is no terminal
         )
 
     def begin_update(self) -> None:
@@ -126,17 +125,16 @@ class TrainingLog:
         return values
 
     def _make_row(self, step: int, metrics: Mapping[str, float]) -> Row:
-        new: Row = {name: round(metrics[name]) for name in TOTALS if name in metrics}
         row: Row = {"step": step}
         if self._begin is not None:
             seconds = time.perf_counter() - self._begin
             self._begin = None
-            new["seconds"] = seconds
+            tokens = round(metrics["target_tokens"])
             row["learning_rate"] = float(self._model.optimizer.learning_rate)
-            row["tokens_per_second"] = new["target_tokens"] / seconds
-        for name, value in new.items():
-            self._totals[name] += value
-        row |= {name: total for name, total in self._totals.items() if name in new or not metrics}
+            row["tokens_per_second"] = tokens / seconds
+            self._totals["seconds"] += seconds
+            self._totals["target_tokens"] += tokens
+        row |= self._totals
         row |= {
             name: value
             for name, value in metrics.items()
@@ -151,12 +149,8 @@ class TrainingLog:
 
     def _show(self, row: Row) -> None:
         if "loss" in row:  # before the first update there is none
-            parts = [*_quality(row), f"lr {row['learning_rate']:.2g}"]
-            parts.append(f"{row['tokens_per_second']:,.0f} tokens/s")
-            if self._bar.disable:
-                self._print(row, parts)
-            else:
-                self._bar.set_postfix_str("  ".join(parts))
+            rate = f"{row['tokens_per_second']:,.0f} tokens/s"
+            self._print(row, [*_quality(row), f"lr {row['learning_rate']:.2g}", rate])
         if dev_values(row):
             dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
             parts = _quality(dev)

@@ -282,15 +282,7 @@ class RunDirectory:
         if not self.exists:
             return Checkpoints(folder)
         configs = self.configs()
-        training = configs.training
-        return Checkpoints(
-            folder,
-            metric=configs.task.metric,
-            keep=max(training.keep_checkpoints, training.average_last),
-            keep_best=training.average_best or 1,
-            every=training.checkpoint_steps,
-            end=training.train_steps,
-        )
+        return Checkpoints(folder, configs.training, configs.task)
 
     def load_model(self, checkpoint: str = "auto", *, dtype: str = "float32") -> Seq2SeqModel:
         """Returns the model with the weights of a checkpoint.
@@ -306,19 +298,11 @@ class RunDirectory:
         self.checkpoints().restore(model, checkpoint)
         return model
 
-    def is_stalled(self, step: int) -> bool:
-        """Whether `stop_metric`, if the run has one, ends it at a step."""
-        configs = self.configs()
-        name, patience = configs.training.stop_metric, configs.training.stop_patience
-        if name is None:
-            return False
-        return self.checkpoints().is_stalled(step, configs.task.find_metric(name), patience)
-
     def is_finished(self) -> bool:
         """Whether training has come to its end, by the number of steps or by `stop_metric`."""
         checkpoints = self.checkpoints()
         step = max(checkpoints.steps(), default=0)
-        is_at_end = step >= self.configs().training.train_steps or self.is_stalled(step)
+        is_at_end = step >= checkpoints.training.train_steps or checkpoints.is_stalled(step)
         return is_at_end and checkpoints.has_average()
 
     def corpus(self, say: Say = lambda line: None) -> TokenizedCorpus:

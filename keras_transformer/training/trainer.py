@@ -320,7 +320,7 @@ class Trainer:
 
     def _is_stalled(self) -> bool:
         wait_for_workers(self.strategy)  # for what the chief has written
-        return self.run.is_stalled(self.step)
+        return self.checkpoints.is_stalled(self.step)
 
 
 def _digest(dev: ParallelText) -> str:

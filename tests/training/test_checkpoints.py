@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import shutil
+import types
 from collections.abc import Iterable
 
 import keras
@@ -12,12 +13,11 @@ import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
 
+from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Metric, TranslationTask
 from keras_transformer.training import checkpoints as module
 from keras_transformer.training.checkpoints import Checkpoints
-
-BLEU = TranslationTask.metric
 
 
 def randomize(model: keras.Model, seed: int, optimizer: keras.Optimizer | None = None) -> None:
@@ -69,7 +69,8 @@ def flip_bit(path: pathlib.Path) -> None:
 
 @pytest.fixture
 def checkpoints(tmp_path) -> Checkpoints:
-    return Checkpoints(tmp_path / "checkpoints", keep=3, metric=BLEU)
+    training = TrainingConfig(checkpoint_steps=1, keep_checkpoints=3, average_last=3)
+    return Checkpoints(tmp_path / "checkpoints", training)
 
 
 # Writing and reading
@@ -121,7 +122,8 @@ def test_non_finite_weights_are_not_saved(checkpoints):
 
 
 def test_best_checkpoints_are_kept_beside_newest(checkpoints):
-    checkpoints.keep_best, model = 2, make_model()
+    checkpoints.training = checkpoints.training.replace(average_best=2)
+    model = make_model()
     for step, bleu in enumerate([9.0, 30.0, 8.0, 30.0, 30.0, np.nan, 6.0, 5.0], start=5):
         checkpoints.save(model, step, metrics={"bleu": bleu, "loss": 1.0})
     assert checkpoints.steps() == [8, 9, 10, 11, 12]  # not in the order of the alphabet
@@ -134,14 +136,17 @@ def test_best_checkpoints_are_kept_beside_newest(checkpoints):
 
 
 def test_only_regular_checkpoints_are_averaged_and_others_are_dropped(tmp_path):
-    checkpoints = Checkpoints(tmp_path, 2, keep_best=1, every=10, end=45, metric=BLEU)
+    options = {"checkpoint_steps": 10, "keep_checkpoints": 2, "average_last": 2}
+    checkpoints = Checkpoints(tmp_path, TrainingConfig(train_steps=45, **options))
     model = make_model()
     for step in (10, 13, 20, 30, 39, 40, 44, 45):
-        is_regular = checkpoints.is_regular(step)
+        is_regular = checkpoints.training.is_saved(step)
         checkpoints.save(model, step, metrics={"bleu": -step} if is_regular else None)
         assert checkpoints.steps()[-1] == step  # where training would go on
     assert (checkpoints.steps(), checkpoints.newest(2)) == ([10, 40, 45], [40, 45])
-    longer = Checkpoints(tmp_path, 2, every=10, end=90)  # its former end is not regular
+    longer = Checkpoints(
+        tmp_path, TrainingConfig(train_steps=90, **options)
+    )  # its former end is not regular
     assert longer.newest(1) == [40]
 
 
@@ -161,12 +166,14 @@ def test_only_regular_checkpoints_are_averaged_and_others_are_dropped(tmp_path):
 def test_stalled_after_patience_checkpoints(tmp_path, name, values, expected):
     lower_is_better = Metric(name, higher_is_better=False)
     metric = lower_is_better if name == "wer" else TranslationTask().find_metric(name)
-    checkpoints = Checkpoints(tmp_path, every=10)
+    training = TrainingConfig(checkpoint_steps=10, stop_metric=name, stop_patience=2)
+    task = types.SimpleNamespace(find_metric=lambda _: metric)
+    checkpoints = Checkpoints(tmp_path, training, task)
     for number, value in enumerate(values, start=1):
         checkpoints.write_metrics(10 * number, {name: value, "other": 1.0})
         checkpoints.write_metrics(10 * number + 5, {name: 0.0})  # not regular: not counted
     steps = range(1, len(values) + 1)
-    assert [step for step in steps if checkpoints.is_stalled(10 * step, metric, 2)] == expected
+    assert [step for step in steps if checkpoints.is_stalled(10 * step)] == expected
 
 
 def test_checkpoint_that_a_name_means(checkpoints):
@@ -188,7 +195,8 @@ def test_checkpoint_that_a_name_means(checkpoints):
 
 
 def test_average_of_many_is_exact(checkpoints):
-    checkpoints.keep, model = 9, make_model()
+    checkpoints.training = checkpoints.training.replace(keep_checkpoints=9)
+    model = make_model()
     for step in range(9):  # 5 of them are one unit in the last place higher than the other 4
         for weight in model.weights:
             weight.assign(np.full(weight.shape, 1 + 2.0**-23 * (step % 2 == 0)))
@@ -294,13 +302,13 @@ def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch, capsys
 
         return copy_and_change
 
-    options = {"keep": 2, "keep_best": 1, "metric": BLEU}
+    training = TrainingConfig(checkpoint_steps=1, keep_checkpoints=2, average_last=2)
     with monkeypatch.context() as patched:
         patched.setattr(pathlib.Path, "unlink", copying(pathlib.Path.unlink))
         patched.setattr(pathlib.Path, "write_bytes", copying(pathlib.Path.write_bytes))
         patched.setattr(module.os, "replace", copying(module.os.replace))
         patched.setattr(module, "sync", copying(module.sync))
-        saving, model = Checkpoints(folder, **options), make_model()
+        saving, model = Checkpoints(folder, training), make_model()
         for step in range(1, 5):
             for variable in model.variables:
                 variable.assign(variable * 0 + step)
@@ -308,7 +316,7 @@ def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch, capsys
             saving.save_weights(model)  # as at the end of a run, which is then extended
     litter, averages = 0, 0
     for moment in [*moments, folder]:
-        checkpoints = Checkpoints(moment, **options)
+        checkpoints = Checkpoints(moment, training)
         step = checkpoints.resume(model)
         assert step == checkpoints.steps()[-1] > 0
         assert all(np.all(value == step) for value in model.variables)
