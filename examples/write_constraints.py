@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_transformer import Constraint, Transformer, TransformerConfig
+from keras_transformer.config import PAD_ID
 from keras_transformer.search import OpenHypotheses
 
 
@@ -40,7 +41,7 @@ class AtMost(Constraint):
 
     def forbidden_ids(self, hypotheses: OpenHypotheses) -> tf.Tensor:
         is_full = hypotheses.state >= hypotheses.inputs[:, None]  # [B, W]
-        return tf.where(is_full[:, :, None], self._even_ids, hypotheses.pad_id)  # [B, W, N]
+        return tf.where(is_full[:, :, None], self._even_ids, PAD_ID)  # [B, W, N]
 
 
 def main() -> None:

@@ -77,20 +77,8 @@ def beam_search(
     Raises:
         InputError: an option is unknown or out of range, see `SearchConfig`.
     """
-    spec, inputs, first = start_search(
-        step,
-        state,
-        "beam",
-        options,
-        max_lengths=max_lengths,
-        constraints=constraints,
-        max_length_bound=max_length_bound,
-    )
-    # One empty hypothesis; the others do not exist yet.
-    log_probs = tf.where(tf.range(spec.num_hypotheses) == 0, first.log_probs, NOTHING)
-    hypotheses = run_search(_step, spec, inputs, first._replace(log_probs=log_probs))
-    num_translations = spec.search.num_translations
-    return tf.nest.map_structure(lambda part: part[:, :num_translations], hypotheses)
+    start = start_search("beam", step, state, max_lengths, constraints, max_length_bound, options)
+    return run_search(_step, *start)
 
 
 def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:

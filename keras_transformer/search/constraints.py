@@ -48,7 +48,6 @@ class OpenHypotheses(NamedTuple):
         tokens: int32 [B, W, L], the tokens so far without BOS; PAD from `time` on.
         time: int32 [], how many tokens these are.
         max_lengths: int32 [B], tokens that a translation may have before EOS.
-        eos_id, pad_id: the tokens that complete a translation and that follow it.
     """
 
     inputs: Any
@@ -56,8 +55,6 @@ class OpenHypotheses(NamedTuple):
     tokens: Tensor
     time: Tensor
     max_lengths: Tensor
-    eos_id: int = EOS_ID
-    pad_id: int = PAD_ID
 
 
 class Constraint(Protocol):

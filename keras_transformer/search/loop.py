@@ -105,16 +105,15 @@ _TYPES = {
 
 
 def start_search(
+    method: Literal["beam", "sampling"],
     step: StepFunction,
     state: DecodingState,
-    method: Literal["beam", "sampling"],
-    options: Mapping[str, Any],
-    *,
     max_lengths: Tensor,
-    constraints: Sequence[Constraint] = (),
-    max_length_bound: int | None = None,
+    constraints: Sequence[Constraint],
+    max_length_bound: int | None,
+    options: Mapping[str, Any],
 ) -> tuple[SearchSpec, SentenceInputs, State]:
-    """Makes the constants of a search, and its first state, of W empty hypotheses.
+    """Makes the constants of a search, and its first state, of empty hypotheses.
 
     Args:
         method, options: fields of `SearchConfig`.
@@ -188,12 +187,15 @@ def start_search(
         tokens = tf.fill([batch_size, count, result_length], value)
         return tf.ensure_shape(tokens, [None, count, *spec.positions.shape])
 
+    log_probs = tf.zeros([num_hypotheses])
+    if method == "beam":  # one empty hypothesis; the others do not exist yet
+        log_probs = tf.where(tf.range(num_hypotheses) == 0, log_probs, NOTHING)
     memory = {"recurrent_state": state.recurrent_state, "kv_cache": state.kv_cache}
     if state.coverage is not None:
         memory["coverage"] = state.coverage
     first = State(
         time=tf.constant(0),
-        log_probs=tf.zeros([batch_size, num_hypotheses]),
+        log_probs=tf.broadcast_to(log_probs, [batch_size, num_hypotheses]),
         ids=tf.fill([batch_size, num_hypotheses], BOS_ID),
         tokens=filled(num_hypotheses, PAD_ID),
         ancestors=filled(num_hypotheses, -1),
@@ -230,7 +232,7 @@ def run_search(
 ) -> Hypotheses:
     """Runs steps until every sentence is done, and returns the best translations."""
     run = _run_in_stages if spec.capacities else _run_on_shrinking_batch
-    return _make_hypotheses(run(step, spec, inputs, state))
+    return _make_hypotheses(run(step, spec, inputs, state), spec.search.num_translations)
 
 
 def _run_on_shrinking_batch(
@@ -353,8 +355,9 @@ def _run_in_stages(
     )
 
 
-def _make_hypotheses(finished: Finished) -> Hypotheses:
+def _make_hypotheses(finished: Finished, num_translations: int) -> Hypotheses:
     """Makes the result of a search, with finite scores for places without a translation."""
+    finished = tf.nest.map_structure(lambda part: part[:, :num_translations], finished)
     is_there = is_possible(finished.scores)
     ids = tf.where(is_there[..., None], finished.tokens, PAD_ID)
     return Hypotheses(

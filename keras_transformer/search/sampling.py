@@ -63,16 +63,10 @@ def sample(
     Raises:
         InputError: an option is unknown or out of range, see `SearchConfig`.
     """
-    spec, inputs, first = start_search(
-        step,
-        state,
-        "sampling",
-        options,
-        max_lengths=max_lengths,
-        constraints=constraints,
-        max_length_bound=max_length_bound,
+    start = start_search(
+        "sampling", step, state, max_lengths, constraints, max_length_bound, options
     )
-    return run_search(_step, spec, inputs, first)
+    return run_search(_step, *start)
 
 
 def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:

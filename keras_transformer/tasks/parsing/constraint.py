@@ -140,7 +140,7 @@ class BalancedBrackets(Constraint):
             | (may_close[..., None] & (closed > 0) & (closed == top[..., None]))
             | ((has_words & is_open)[..., None] & may_read)
         )  # [B, W, V]
-        is_eos = tf.range(len(self._stands_for_word)) == hypotheses.eos_id
+        is_eos = tf.range(len(self._stands_for_word)) == EOS_ID
         return may_come | ((~has_words & ~is_open)[..., None] & is_eos)
 
     def _may_read(self, hypotheses: OpenHypotheses) -> Tensor:
