@@ -134,12 +134,6 @@ class SelfAttention(ScaledDotProductAttention):
         positions: how attention knows distances: "relative" (Shaw et al. 2018), "rotary" (Su et al.
             2021; needs an even key_dim), or None if the embeddings hold positions.
         max_relative_distance: the largest distance that "relative" distinguishes.
-
-    Example:
-        >>> x = np.ones((2, 5, 16), "float32")
-        >>> attention = SelfAttention(num_heads=4, key_dim=4, value_dim=4)
-        >>> attention(x, use_causal_mask=True).shape
-        TensorShape([2, 5, 16])
     """
 
     window: int | None = None  # of `WindowedSelfAttention`

@@ -40,8 +40,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
 
     Optional methods: `attention_weights` for an architecture with attention; `attention`, as in
     `Transformer`, if its decoder attends to the source, and then `encode` keeps
-    `DecodingState.coverage` on request; `token_values`, as in `UniversalTransformer`, for other
-    values of each token in an export's signature `attention`.
+    `DecodingState.coverage` on request.
 
     Args:
         config: the hyperparameters.
