@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from typing_extensions import Self
 
 from keras_transformer.decoding import NO_SCORE
-from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,32 +44,6 @@ class Translation:
         return self.text
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DetailedTranslation(Translation):
-    """A translation, how probable each of its tokens is, and what was cut.
-
-    Attributes:
-        text, score, alternatives: as in `Translation`.
-        tokens: of the translation as text, T with EOS; none for a blank sentence.
-        token_scores: the log-probability of each token, as `SentenceTranslator.score` gives it.
-        source_cut: whether the sentence is longer than the model reads; its end is not translated.
-        output_cut: whether the translation has as many tokens as it may have: it had to end.
-        source_tokens: S with EOS; these and the next two are empty if the model has no attention.
-        attention: float32 [T, S]; row t is that from which token t was predicted: the mean of the
-            last layer's heads.
-        alignment: for each word of `text` the word of the source to which it attends most, in pairs
-            (source word, target word), as in `SentenceTranslator.align`.
-    """
-
-    tokens: list[str]
-    token_scores: list[float]
-    source_cut: bool
-    output_cut: bool
-    source_tokens: list[str]
-    attention: "np.ndarray"
-    alignment: list[tuple[int, int]]
-
-
 class Score(NamedTuple):
     """The probability of a given translation.
 
@@ -100,58 +73,23 @@ class Attention(NamedTuple):
     target: list[str]
 
 
-def read_translations(answer: Mapping[str, Any], *, details: bool = False) -> list[Any]:
+def read_translations(answer: Mapping[str, Any]) -> list[Translation]:
     """Reads the translation of each sentence from the outputs of a signature.
 
     Empty places of an n-best list, marked by `NO_SCORE`, are dropped. A sentence for which the
     search found nothing has one empty translation with that score.
-
-    Args:
-        answer: the outputs.
-        details: whether each is a `DetailedTranslation`.
-
-    Raises:
-        InputError: the outputs have no details.
     """
-    if details and "token_scores" not in answer:
-        raise InputError(
-            "the model was exported without details; export it again with --details, or do not ask "
-            "for them"
-        )
-    read = _read_details if details else _read_translation
     results = []
-    for row, scores in enumerate(answer["scores"]):
-        if not scores or len(scores) != len(answer["translations"][row]):
+    for texts, scores in zip(answer["translations"], answer["scores"], strict=True):
+        if not scores or len(scores) != len(texts):
             raise ValueError("expected a translation of each sentence, and a score of each")
-        places = [0, *(place for place in range(1, len(scores)) if scores[place] > NO_SCORE)]
-        best, *others = (read(answer, row, place) for place in places)
+        best, *others = (
+            Translation(_checked_text(text), float(score))
+            for place, (text, score) in enumerate(zip(texts, scores, strict=True))
+            if place == 0 or score > NO_SCORE
+        )
         results.append(dataclasses.replace(best, alternatives=tuple(others)))
     return results
-
-
-def _read_translation(answer: Mapping[str, Any], row: int, place: int) -> Translation:
-    text, score = (answer[name][row][place] for name in ("translations", "scores"))
-    return Translation(_checked_text(text), float(score))
-
-
-def _read_details(answer: Mapping[str, Any], row: int, place: int) -> DetailedTranslation:
-    import numpy as np  # other requests do without it
-
-    tokens = _read_pieces(answer["tokens"][row][place])
-    source = _read_pieces(answer["source_tokens"][row]) if "source_tokens" in answer else []
-    weights = answer["attention"][row][place] if source else [[]]
-    attention = np.asarray(weights, np.float32)[: len(tokens), : len(source)]
-    words = (answer["source_words"][row], answer["target_words"][row][place]) if source else ()
-    return DetailedTranslation(
-        **vars(_read_translation(answer, row, place)),
-        tokens=tokens,
-        token_scores=[float(x) for x in answer["token_scores"][row][place][: len(tokens)]],
-        source_cut=bool(answer["source_cut"][row]),
-        output_cut=bool(answer["output_cut"][row][place]),
-        source_tokens=source,
-        attention=attention,
-        alignment=align_words(attention, *words) if words else [],
-    )
 
 
 def read_scores(answer: Mapping[str, Any]) -> list[Score]:

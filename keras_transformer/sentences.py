@@ -7,13 +7,12 @@ its batches to a model server, `Translator` computes them in this process.
 import abc
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 from keras_transformer.config import SearchConfig, check_options
 from keras_transformer.errors import InputError, as_text, check_sentences, check_unicode
 from keras_transformer.outputs import (
     Attention,
-    DetailedTranslation,
     Result,
     Score,
     Translation,
@@ -76,37 +75,18 @@ class SentenceTranslator(abc.ABC):
     num_translations: int = 1
 
     @overload
-    def translate(
-        self, sentences: str, *, details: Literal[False] = ..., **options: Any
-    ) -> Translation: ...
+    def translate(self, sentences: str, **options: Any) -> Translation: ...
 
     @overload
-    def translate(
-        self, sentences: str, *, details: Literal[True], **options: Any
-    ) -> DetailedTranslation: ...
+    def translate(self, sentences: Sequence[str], **options: Any) -> list[Translation]: ...
 
-    @overload
-    def translate(
-        self, sentences: Sequence[str], *, details: Literal[False] = ..., **options: Any
-    ) -> list[Translation]: ...
-
-    @overload
-    def translate(
-        self, sentences: Sequence[str], *, details: Literal[True], **options: Any
-    ) -> list[DetailedTranslation]: ...
-
-    def translate(
-        self, sentences: str | Sequence[str], *, details: bool = False, **options: Any
-    ) -> Any:
+    def translate(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """Translates a sentence or a list of sentences.
 
         Gives a `SentenceWarning` where the model cuts a sentence or cannot keep one of its options.
 
         Args:
             sentences: one string, or any number of them.
-            details: whether to return a `DetailedTranslation`, with the log-probability of each
-                token, the alignment, and whether source or output was cut. It needs NumPy, and an
-                export that was made with details.
             **options: search options that differ from the model's own, such as length_penalty,
                 max_length, temperature or prefix: the fields of `SearchConfig` that may differ
                 between sentences. Each is one value for all sentences or a list with one for each,
@@ -117,7 +97,7 @@ class SentenceTranslator(abc.ABC):
             n-best list are its `alternatives`.
 
         Raises:
-            InputError: a sentence or an option is invalid, or the model has no details.
+            InputError: a sentence or an option is invalid.
             ServingError: a server gives no answer, or rejects a request.
         """
         texts = [sentences] if isinstance(sentences, str) else sentences
@@ -131,9 +111,9 @@ class SentenceTranslator(abc.ABC):
         def read(answer: Answer) -> list[Any]:
             # The alternatives may be fewer, since empty places are dropped.
             self.num_translations = len(answer["translations"][0])
-            return read_translations(answer, details=details)
+            return read_translations(answer)
 
-        results = self._read_rows(signature, columns, read, details=details)
+        results = self._read_rows(signature, columns, read)
         return results[0] if isinstance(sentences, str) else results
 
     def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
@@ -177,8 +157,6 @@ class SentenceTranslator(abc.ABC):
         signature: str,
         columns: Mapping[str, InputValues],
         read: Callable[..., list[Result]],
-        *,
-        details: bool = False,
     ) -> list[Result]:
         """Returns the result of each row of the inputs, and warns of what answers remark.
 
@@ -187,7 +165,6 @@ class SentenceTranslator(abc.ABC):
             columns: its inputs.
             read: reads the result of each row from an answer; raises as the functions of outputs.py
                 do.
-            details: whether answers should have details.
         """
 
         def read_batch(answer: Answer) -> list[tuple[Result, set[str]]]:
@@ -198,7 +175,7 @@ class SentenceTranslator(abc.ABC):
                 for row, result in enumerate(results)
             ]
 
-        rows = self._run(signature, columns, read_batch, details)
+        rows = self._run(signature, columns, read_batch)
         for name in REMARKS:
             if marked := [row for row, (_, remarks) in enumerate(rows) if name in remarks]:
                 # At the call of the public method.
@@ -215,7 +192,6 @@ class SentenceTranslator(abc.ABC):
         signature: str,
         columns: Mapping[str, InputValues],
         read: Callable[[Answer], list[Result]],
-        details: bool,
     ) -> list[Result]:
         """Answers the rows of inputs in batches; returns the result of each row, in their order.
 
@@ -223,7 +199,6 @@ class SentenceTranslator(abc.ABC):
             signature: the name of the function to call.
             columns: its inputs.
             read: returns the results of the rows of a batch, given its answer.
-            details: whether answers should have details.
         """
 
 

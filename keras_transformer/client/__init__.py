@@ -2,6 +2,6 @@
 
 from keras_transformer.client.client import Client
 from keras_transformer.client.transport import ServingError
-from keras_transformer.outputs import DetailedTranslation, Score, Translation
+from keras_transformer.outputs import Score, Translation
 
-__all__ = ["Client", "DetailedTranslation", "Score", "ServingError", "Translation"]
+__all__ = ["Client", "Score", "ServingError", "Translation"]

@@ -61,12 +61,6 @@ _PRECISION = flags.DEFINE_enum(
     "Number format of a SavedModel's weights and computation. bfloat16 halves the file, and is "
     "faster on processors with AMX where the model server uses oneDNN.",
 )
-_DETAILS = flags.DEFINE_boolean(
-    "details",
-    False,
-    "Return with each translation its tokens, their log-probabilities and attention, and "
-    "whether source or translation was truncated.",
-)
 command_flags.define_flags(SearchConfig)
 
 
@@ -92,7 +86,7 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
     if _FORMAT.value != "ctranslate2":
         command_flags.reject_given(["quantization"], reason)
     if _FORMAT.value != "saved_model":
-        names = ["name", "warm_up_file", "details", "precision", "xla"]
+        names = ["name", "warm_up_file", "precision", "xla"]
         command_flags.reject_given([*names, *search_flags], reason)
 
 
@@ -106,7 +100,7 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
     xla = XlaShapes() if _XLA.value else None
     model, source, target = common.load_translator(checkpoints, _PRECISION.value)
     path = export(
-        Translator(model, source, target, search, xla, configs.task, _DETAILS.value),
+        Translator(model, source, target, search, xla, configs.task),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,

@@ -7,7 +7,6 @@ written in the order of the input, to standard output, or to a file once all are
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import pathlib
 import sys
@@ -19,7 +18,6 @@ from keras_transformer.commands.common import LineRemarks
 from keras_transformer.config import JsonConfig, option
 from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines, replace_control_characters, temporary_folder
-from keras_transformer.outputs import DetailedTranslation
 from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.sentences import SentenceTranslator
 from keras_transformer.tasks import Task
@@ -47,12 +45,6 @@ class Job(JsonConfig):
         "attention: pairs of source and target word, both numbered from 0 in the lines as they "
         "are read and written.",
     )
-    details: bool = option(
-        False,
-        "Write each translation as a line of JSON: line number, text, score, tokens with their "
-        "log-probabilities, word alignment, and whether source or output was truncated. An "
-        "export must have been made with the same flag.",
-    )
     references: str | None = option(
         None,
         "File with a translation of each line, to be scored: writes line number, "
@@ -74,7 +66,6 @@ class Job(JsonConfig):
         super().__post_init__()
         excluded = {
             "references": ["scores"],
-            "details": ["references", "scores", "alignments", "split_sentences"],
             "split_sentences": ["references", "scores", "alignments"],
         }
         for name, others in excluded.items():
@@ -197,8 +188,7 @@ class _Answers:
             with self.remarks.collected(numbers):
                 if self.job.references is not None:
                     return self._score(lines, list(map(self.task.target_text, references)), numbers)
-                options: dict[str, Any] = {**self.search, "details": self.job.details}
-                results: list[Any] = self.model.translate(sentences, **options)
+                results = self.model.translate(sentences, **self.search)
                 if split is None:
                     return self._write(lines, results, numbers)
         except ServingError as error:
@@ -235,9 +225,6 @@ class _Answers:
             numbers, sentences, results, alignments, strict=True
         ):
             for translation in (best, *best.alternatives):
-                if self.job.details:
-                    rows.append([self._in_json(number, sentence, translation)])
-                    continue
                 scores = [str(number), f"{translation.score:.4f}"] if has_scores else []
                 rows.append([*scores, *self.task.postprocess([translation.text], [sentence])])
                 if pairs is not None and translation is best:
@@ -256,15 +243,3 @@ class _Answers:
             (so_far,) = self.task.postprocess([" ".join(words[: target + 1])], [sentence])
             written.append(f"{source}-{max(len(so_far.split()) - 1, 0)}")
         return " ".join(dict.fromkeys(written))
-
-    def _in_json(self, number: int, sentence: str, translation: DetailedTranslation) -> str:
-        """Returns a translation with its details, but for the attention, for a line of output."""
-        values: dict[str, Any] = {"line": number} | vars(translation)
-        (values["text"],) = self.task.postprocess([translation.text], [sentence])
-        values["score"] = round(translation.score, 4)
-        values["token_scores"] = [round(score, 4) for score in translation.token_scores]
-        values["alignment"] = self._in_written_words(
-            translation.alignment, sentence, translation.text
-        )
-        del values["attention"], values["alternatives"]
-        return json.dumps(values, ensure_ascii=False)

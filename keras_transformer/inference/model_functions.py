@@ -63,7 +63,7 @@ class ModelFunctions:
     attention           text and a translation to the attention between them, if there is any
 
     Args:
-        model, source, target, search, xla, task, details: as in `Translator`.
+        model, source, target, search, xla, task: as in `Translator`.
         stores_projection: see `with_stored_projection`.
 
     Attributes:
@@ -85,7 +85,6 @@ class ModelFunctions:
         search: SearchConfig | None = None,
         xla: XlaShapes | Literal[False] | None = None,
         task: Task | None = None,
-        details: bool = False,
         stores_projection: bool = False,
     ) -> None:
         target = target or source
@@ -102,7 +101,7 @@ class ModelFunctions:
                 f"coverage_penalty={search.coverage_penalty} needs a model with attention; "
                 "set it to 0"
             )
-        self.model, self.search, self.task, self.details = model, search, task, details
+        self.model, self.search, self.task = model, search, task
         self.source_tokenizer = self.target_tokenizer = Tokenizer(source)
         if target.fingerprint != source.fingerprint:
             self.target_tokenizer = Tokenizer(target)
@@ -118,9 +117,9 @@ class ModelFunctions:
 
     def _start_graphs(self) -> None:
         """Forgets all graphs: the next ones read the variables that the model has now."""
-        self._traced: dict[tuple[str, bool, bool], Any] = {}
+        self._traced: dict[tuple[str, bool], Any] = {}
         self._model_variables = [id(variable) for variable in self.model.variables]
-        # One graph for all functions that search without options and details.
+        # One graph for all functions that search without options.
         self._shared_search: Callable[[Tensor], Hypotheses] = tf.function(
             lambda ids: self._search(ids),
             input_signature=[tf.TensorSpec([None, None], tf.int32)],
@@ -143,7 +142,6 @@ class ModelFunctions:
             self.search,
             self.xla or False,
             self.task,
-            self.details,
             stores_projection=True,
         )
 
@@ -157,21 +155,16 @@ class ModelFunctions:
         """Returns the functions to export by name, traced."""
         return {name: self.function(name) for name in self.names}
 
-    def function(self, name: str, details: bool = False) -> Any:
-        """Returns a function, traced once; raises `KeyError` for a name that is none of `names`.
-
-        Args:
-            name: of the function.
-            details: whether translations come with details, even if exports have none.
-        """
+    def function(self, name: str) -> Any:
+        """Returns a function, traced once; raises `KeyError` for a name that is none of `names`."""
         if name not in self.names:
             raise KeyError(name)
         # `quantize` and `enable_lora` give a model other variables.
         if self._model_variables != [id(variable) for variable in self.model.variables]:
             self._start_graphs()
-        key = name, details or self.details, self.marks_cut_outputs
+        key = name, self.marks_cut_outputs
         if key not in self._traced:
-            self._traced[key] = self._trace(name, details or self.details)
+            self._traced[key] = self._trace(name)
         return self._traced[key]
 
     @property
@@ -189,14 +182,14 @@ class ModelFunctions:
         module.variables_to_save = self.variables
         return module
 
-    def _trace(self, name: str, details: bool) -> Any:
+    def _trace(self, name: str) -> Any:
         pair = {"source": tf.string, "target": tf.string}
         options = column_types(self.search)
         if not hasattr(self.model, "attention"):
             del options["coverage_penalty"]
 
         def translate(text: Tensor, **columns: Tensor) -> dict[str, Tensor]:
-            return self.translate_text(text, columns, details)
+            return self.translate_text(text, columns)
 
         functions: dict[str, tuple[Callable[..., Any], Mapping[str, tf.DType]]] = {
             "serving_default": (translate, {"text": tf.string}),
@@ -210,10 +203,7 @@ class ModelFunctions:
         return tf.function(function, autograph=False).get_concrete_function(**columns)
 
     def translate_text(
-        self,
-        text: Tensor,
-        columns: Mapping[str, Tensor] = MappingProxyType({}),
-        details: bool = False,
+        self, text: Tensor, columns: Mapping[str, Tensor] = MappingProxyType({})
     ) -> dict[str, Tensor]:
         """Translates text [B] in a graph.
 
@@ -221,17 +211,12 @@ class ModelFunctions:
             text: the sentences.
             columns: options [B] of `column_types`, all or none. A negative number or empty text
                 stands for the value of the configuration.
-            details: whether to return them.
 
         Returns:
             "translations", string [B, N], best first, and "scores" [B, N]; "source_cut", bool [B],
             whether the text is longer than the model reads; "code_unknown", bool [B], where the
             vocabulary has language codes, and the text begins with another one; with options also
-            "options_ignored", bool [B], see `read_options`. With details also "tokens", string
-            [B, N, L], and "token_scores" [B, N, L] with EOS, then padding; "output_cut", bool
-            [B, N]; and, if the model has attention, "source_tokens", string [B, S], "attention"
-            [B, N, L, S], and the words of the tokens, "source_words" [B, S] and "target_words"
-            [B, N, L], see `words_of_tokens`.
+            "options_ignored", bool [B], see `read_options`.
         """
         text = _checked(text, columns.values(), "every option must have a value for each row")
         source = self.read(text)
@@ -249,22 +234,14 @@ class ModelFunctions:
         hypotheses = self.find(source.ids, options)
         translations = self.finish(hypotheses.ids, source, options.get("prefix"))
         is_blank = (source.lengths == 0)[:, None]  # [B, 1]
-        limits = max_lengths(self._settings(options), tf.cast(lengths, tf.int32))
-        output_cut = (hypotheses.lengths > limits[:, None]) & ~is_blank  # EOS counts in lengths
         if self.marks_cut_outputs:
-            answer["best_cut"] = output_cut[:, 0]
-        lists = {"translations": translations, "scores": _scores(hypotheses, is_blank)}
-        if details:
-            lists["output_cut"] = output_cut
-            longest = tf.reduce_max(hypotheses.lengths)
-            ids = tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids)[:, :, :longest]
-            lists |= self._details(source.ids, ids, translations)
-            if "attention" in self.names:
-                answer["source_tokens"] = self.source_tokenizer.pieces(source.ids)
-                answer["source_words"] = words_of_tokens(self.source_tokenizer, text, source.ids)
+            limits = max_lengths(self._settings(options), tf.cast(lengths, tf.int32))
+            # EOS counts in the lengths of hypotheses.
+            answer["best_cut"] = (hypotheses.lengths[:, 0] > limits) & (source.lengths > 0)
+        scores = _scores(hypotheses, is_blank)
         if self.search.method == "beam" and self.search.num_translations > 1:
-            lists = _without_repeats(lists)
-        return lists | answer
+            translations, scores = _without_repeats(translations, scores)
+        return {"translations": translations, "scores": scores} | answer
 
     def read(self, text: Tensor) -> SourceText:
         """Returns text [B] as the model reads it; one more token shows where there is one."""
@@ -275,28 +252,6 @@ class ModelFunctions:
         limit = self.search.max_source_length
         tokens, surfaces = self.source_tokenizer.tokenize_with_surfaces(text, limit + 1)
         return SourceText(text, with_eos(tokens, limit), surfaces, tokens.row_lengths())
-
-    def _details(self, source: Tensor, ids: Tensor, translations: Tensor) -> dict[str, Tensor]:
-        """Returns the tokens of translations with their scores, attention and words.
-
-        Args:
-            source: ids [B, S].
-            ids: int32 [B, N, L], with EOS, then PAD.
-            translations: string [B, N], the texts of `ids`.
-        """
-        count, length = tf.shape(ids)[1], tf.shape(ids)[2]
-        labels = tf.reshape(ids, [tf.size(translations), length])  # [B * N, L]
-        repeated = tf.repeat(source, count, axis=0)  # [B * N, S]
-        rows = {"token_scores": teacher_forcing.score(self.model, repeated, labels)["token_scores"]}
-        if "attention" in self.names:
-            rows["attention"] = teacher_forcing.attention(self.model, repeated, labels)
-            texts = tf.reshape(translations, [-1])
-            rows["target_words"] = words_of_tokens(self.target_tokenizer, texts, labels)
-        lists = {
-            name: tf.reshape(values, tf.concat([tf.shape(ids), tf.shape(values)[2:]], axis=0))
-            for name, values in rows.items()
-        }
-        return {"tokens": self.target_tokenizer.pieces(ids)} | lists
 
     def find(
         self,
@@ -444,28 +399,20 @@ def _scores(hypotheses: Hypotheses, is_blank: Tensor) -> Tensor:
     return tf.where(is_blank, blank_scores, hypotheses.scores)
 
 
-def _without_repeats(lists: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Empties places of n-best lists whose text is that of a better one, and moves them back.
+def _without_repeats(translations: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Empties places of n-best lists [B, N] with the text of a better one, and moves them back.
 
     Several segmentations of a text are one translation to whoever reads it.
-
-    Args:
-        lists: tensors [B, N, ...], among them "translations" and "scores".
     """
-    texts = lists["translations"]
-    count = texts.shape[1] or tf.shape(texts)[1]
+    count = translations.shape[1] or tf.shape(translations)[1]
     is_earlier = tf.range(count) < tf.range(count)[:, None]  # [N, N]
-    is_same = tf.equal(texts[:, :, None], texts[:, None])  # [B, N, N]
+    is_same = tf.equal(translations[:, :, None], translations[:, None])  # [B, N, N]
     is_repeat = tf.reduce_any(is_same & is_earlier, axis=2)  # [B, N]
     order = tf.argsort(tf.cast(is_repeat, tf.int32), axis=1, stable=True)
-    is_repeat = tf.gather(is_repeat, order, batch_dims=1)
-    moved = {}
-    for name, values in lists.items():
-        values = tf.gather(values, order, batch_dims=1)
-        is_empty = tf.reshape(is_repeat, [-1, count, *[1] * (values.shape.rank - 2)])
-        empty = NO_SCORE if name == "scores" else tf.zeros([], values.dtype)
-        moved[name] = tf.where(is_empty, empty, values)
-    return moved
+    translations, scores, is_repeat = (
+        tf.gather(values, order, batch_dims=1) for values in (translations, scores, is_repeat)
+    )
+    return tf.where(is_repeat, "", translations), tf.where(is_repeat, NO_SCORE, scores)
 
 
 def _checked(first: Tensor, others: Iterable[Tensor], message: str) -> Tensor:

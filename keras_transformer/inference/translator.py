@@ -45,7 +45,6 @@ class Translator(SentenceTranslator):
         xla: shapes for which XLA compiles the search of sentences without options; by
             default six where there is a GPU, see `gpu_shapes`; False for none.
         task: of the model; it may constrain searches and complete their outputs.
-        details: whether the functions of an export return what a `DetailedTranslation` has, too.
 
     Attributes:
         functions: of the model, see `ModelFunctions`.
@@ -69,20 +68,18 @@ class Translator(SentenceTranslator):
         search: SearchConfig | None = None,
         xla: XlaShapes | Literal[False] | None = None,
         task: Task | None = None,
-        details: bool = False,
     ) -> None:
-        self.functions = ModelFunctions(model, source, target, search, xla, task, details)
-        self._function: Callable[[str, bool], Any] = self.functions.function
+        self.functions = ModelFunctions(model, source, target, search, xla, task)
+        self._function: Callable[[str], Any] = self.functions.function
         self.model, self.search = model, self.functions.search
         self.source, self.target = self.functions.vocabularies
 
     @classmethod
-    def from_functions(cls, function: Callable[[str, bool], Any]) -> Self:
+    def from_functions(cls, function: Callable[[str], Any]) -> Self:
         """Returns the translator of an export, or of other functions with such inputs.
 
         Args:
-            function: takes the name of a function, and whether its translations should have
-                details; returns the function, or raises `KeyError`.
+            function: takes the name of a function; returns the function, or raises `KeyError`.
         """
         translator = cls.__new__(cls)
         translator._function = function
@@ -92,9 +89,9 @@ class Translator(SentenceTranslator):
         inputs = signature_inputs(self._find(signature))
         return {name: _TYPES[spec.dtype] for name, spec in inputs.items()}
 
-    def _find(self, name: str, details: bool = False) -> Any:
+    def _find(self, name: str) -> Any:
         try:
-            return self._function(name, details)
+            return self._function(name)
         except KeyError as error:
             raise InputError(
                 f"the model has no signature {name!r}; export it again, or remove the option that "
@@ -106,9 +103,8 @@ class Translator(SentenceTranslator):
         signature: str,
         columns: Mapping[str, InputValues],
         read: Callable[[Answer], list[Result]],
-        details: bool,
     ) -> list[Result]:
-        function = self._find(signature, details)
+        function = self._find(signature)
         inputs = signature_inputs(function)
 
         def answer(rows: Sequence[int]) -> list[Result]:

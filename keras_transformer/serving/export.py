@@ -147,7 +147,7 @@ def load_exported(version: str | os.PathLike[str]) -> Translator:
     if serve is None or not {"translations", "scores"} <= set(serve.structured_outputs):
         raise InputError(f"the SavedModel in {path} is not a translator that `export` wrote")
     # Its functions live as long as `loaded`.
-    return Translator.from_functions(lambda name, details: loaded.signatures[name])
+    return Translator.from_functions(loaded.signatures.__getitem__)
 
 
 def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:

@@ -93,7 +93,7 @@ _WRONG_FLAGS = [
     ("translate --run_dir=x --num_translations=5 --beam_size=3", "num_translations 5"),
     ("translate --saved_model=exports/1 --beam_size=3", "exports/1"),
     ("translate --model=en-de --checkpoint=best", "--checkpoint"),
-    ("translate --run_dir=x --scores --details", "--scores", "--details"),
+    ("translate --run_dir=x --scores --references=y", "--scores", "--references"),
     ("translate --saved_model=exports/1 --checkpoint=best", "--checkpoint"),
     ("evaluate --run_dir=x --source=y", "--target"),
     ("evaluate --run_dir=x --task=parsing", "--task"),

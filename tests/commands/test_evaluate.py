@@ -28,11 +28,13 @@ def test_json_and_translations_of_given_files(translate, evaluate, texts, tmp_pa
     assert translate("--checkpoint=150", texts / "dev.en").out == translations
 
 
-def test_lines_that_were_truncated_are_listed(evaluate, translate, texts):
+def test_lines_that_were_truncated_are_listed(evaluate, translate, texts, tmp_path):
     errors = evaluate("--max_source_length=2").err
     assert "9 lines (2, 3, 4, ...): longer than the model reads" in errors
-    rows = translate("--max_length=2", "--details", f"{texts}/test.en").out.splitlines()
-    cut = [line for line, row in enumerate(rows, start=1) if json.loads(row)["output_cut"]]
+    translate("--max_length=2", f"--output={tmp_path}/cut", texts / "test.en")
+    rows = translate(f"--references={tmp_path}/cut", texts / "test.en").out.splitlines()
+    scores = [row.split("\t")[2:] for row in rows]  # of each token and EOS
+    cut = [line for line, values in enumerate(scores, start=1) if len(values) == 3]
     assert 3 < len(cut) < 12
     shown = ", ".join(map(str, cut[:3]))
     reason = "the translation has as many tokens as it may have (max_extra_length, max_length)"

@@ -1,4 +1,4 @@
-"""The command translate: lines in, translations, scores, alignments and details out."""
+"""The command translate: lines in, translations, scores and alignments out."""
 
 import json
 import shutil
@@ -121,29 +121,6 @@ def test_checkpoints_and_runs_form_an_ensemble(translate, call, run_dir, texts, 
     assert outputs["auto"] == outputs["average"]
     assert outputs["latest"] == outputs["300"]
     assert len(set(outputs.values())) == 4
-
-
-@pytest.mark.slow
-def test_details_are_lines_of_json(translate):
-    lines = "sun cat two\n\ncat 木\n".encode()
-    result = translate("--details", stdin=lines)
-    assert (result.code, result.err) == (0, "")
-    rows = [json.loads(line) for line in result.out.splitlines()]
-    plain = translate("--scores", "--alignments", stdin=lines).out.splitlines()
-    for row, line in zip(rows, plain, strict=True):
-        number, score, text, alignment = line.split("\t")
-        assert (row["line"], f"{row['score']:.4f}") == (int(number), score)
-        assert (row["text"], row["alignment"]) == (text, alignment)
-        assert len(row["tokens"]) == len(row["token_scores"])
-        assert (row["source_cut"], row["output_cut"]) == (False, False)
-    assert rows[0]["source_tokens"] == ["▁sun", "▁cat", "▁two", "</s>"]
-    assert rows[1]["tokens"] == []
-    options = ("--details", "--num_translations=2", "--max_source_length=2", "--max_length=1")
-    result = translate(*options, stdin=b"sun cat two\nsun\n")
-    rows = [json.loads(line) for line in result.out.splitlines()]
-    assert [row["line"] for row in rows] == [1, 1, 2, 2]
-    cut = [(row["source_cut"], row["output_cut"]) for row in rows[::2]]
-    assert cut == [(True, True), (False, True)]
 
 
 def test_sentences_are_translated_by_themselves(translate):

@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+import warnings
 
 import keras
 import numpy as np
@@ -78,7 +79,7 @@ def fakes():
 def local(fakes, monkeypatch):
     """On one core, so that batches come one after the other."""
     monkeypatch.setattr(translator_module, "_num_workers", lambda: 1)
-    return Translator.from_functions(lambda name, details: fakes[name])
+    return Translator.from_functions(fakes.__getitem__)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
@@ -119,7 +120,7 @@ def test_threads_share_the_memory_and_raise_errors(fakes, monkeypatch):
         return translate(text)
 
     fakes["serving_default"].answer = wait_and_translate
-    local = Translator.from_functions(lambda name, details: fakes[name])
+    local = Translator.from_functions(fakes.__getitem__)
     sentences = ["x" * length for length in [400, 60, 30, 30, 90, *[10] * 40]] + ["я" * 30]
     assert _texts(local.translate(sentences)) == [text.upper() for text in sentences]
     assert sum(rows for rows, _ in sizes) == len(sentences)
@@ -191,7 +192,6 @@ LONG = " ".join(["two"] * 13)  # 12 tokens are read
         (lambda each: each.translate(TWO, prefix=["", "q😀"]), "options_ignored", [1]),
         (lambda each: each.translate(TWO, max_extra_length=[None, 99]), "options_ignored", [1]),
         (lambda each: each.translate(["sun", LONG]), "source_cut", [1]),
-        (lambda each: each.translate(["sun", LONG], details=True), "source_cut", [1]),
         (lambda each: each.score(["sun", LONG], ["x"] * 2), "source_cut", [1]),
         (lambda each: each.align(["sun", LONG], ["x"] * 2), "source_cut", [1]),
         (lambda each: each.score(TWO, ["木 " * 18, "木"]), "is_cut", [0]),
@@ -256,7 +256,7 @@ def test_unknown_words_are_copied_in_order(
 @pytest.mark.slow
 def test_equal_texts_of_an_n_best_list_are_one_translation(trained, monkeypatch):
     search = SearchConfig(num_translations=4, max_source_length=12, max_extra_length=5)
-    every = Translator(*trained, search).translate(["two cat", "sun"], details=True)
+    every = Translator(*trained, search).translate(["two cat", "sun"])
     translator = Translator(*trained, search)
     tokenizer = translator.functions.target_tokenizer
     detokenize = tokenizer.detokenize
@@ -264,7 +264,7 @@ def test_equal_texts_of_an_n_best_list_are_one_translation(trained, monkeypatch)
     monkeypatch.setattr(
         tokenizer, "detokenize", lambda ids: tf.strings.regex_replace(detokenize(ids), " .*", "")
     )
-    results = translator.translate(["two cat", "sun"], details=True)
+    results = translator.translate(["two cat", "sun"])
     for found, all_of_them in zip(results, every, strict=True):
         best = {}
         for each in n_best([all_of_them]):
@@ -272,7 +272,6 @@ def test_equal_texts_of_an_n_best_list_are_one_translation(trained, monkeypatch)
         assert len(best) < 4
         found = n_best([found])
         assert [each.text for each in found] == list(best)
-        assert [each.tokens for each in found] == [each.tokens for each in best.values()]
         np.testing.assert_allclose(
             [each.score for each in found], [each.score for each in best.values()], rtol=1e-5
         )
@@ -321,68 +320,20 @@ def test_translations_follow_changed_weights(trained):
     assert changed == Translator(model, *vocabularies).translate(_SENTENCES)
 
 
-# Details: token scores, alignments and what was cut, by search itself
-
-_SEARCHES = {
-    "beam": dict(num_translations=4),
-    "greedy": dict(beam_size=1),
-    "sampling": dict(method="sampling", num_translations=3, temperature=2.0),
-    "penalties": dict(coverage_penalty=0.4, length_penalty=1.0, no_repeat_ngram=2),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _SEARCHES)
-def test_details_equal_score_and_attention(make_translator, translator, name):
-    """Those of the texts, given to the model."""
-    searching = make_translator(**_SEARCHES[name])
-    results = searching.translate(_SENTENCES, details=True)
-    for ours, theirs in zip(n_best(results), n_best(searching.translate(_SENTENCES)), strict=True):
-        assert ours.text == theirs.text
-        assert ours.score == pytest.approx(theirs.score, rel=1e-5)
-    rows = [
-        (sentence, each)
-        for sentence, best in zip(_SENTENCES, results, strict=True)
-        for each in n_best([best])
-        if sentence
-    ]
-    sources, found = map(list, zip(*rows, strict=True))
-    texts = [each.text for each in found]
-    judged = (judge(sources, texts) for judge in
-              (translator.score, translator.attention, translator.align))  # fmt: skip
-    num_same = 0
-    for each, score, weights, pairs in zip(found, *judged, strict=True):
-        if each.tokens != weights.target:
-            continue  # text that the vocabulary would tokenize otherwise
-        num_same += 1
-        np.testing.assert_allclose(each.token_scores, score.token_scores, atol=2e-4)
-        assert sum(each.token_scores) == pytest.approx(score.score, abs=1e-3)
-        np.testing.assert_allclose(each.attention, weights.weights, atol=1e-4)
-        assert (each.source_tokens, each.alignment) == (weights.source, pairs)
-    assert num_same > len(found) / 2
+def test_sources_and_outputs_are_cut_beyond_their_limits(trained):
+    search = SearchConfig(max_source_length=12, max_extra_length=5)
+    translator = Translator(*trained, search)
+    translator.functions.marks_cut_outputs = True
 
+    def remarks(sentence, **options):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", SentenceWarning)
+            translator.translate(["", sentence], **options)
+        assert all(each.message.rows == [1] for each in caught)
+        return {each.message.remark for each in caught}
 
-def test_details_of_one_sentence(translator, words):
-    found, blank = translator.translate(["cat two sun", " "], details=True)
-    assert found.tokens == [*(f"▁{words[word]}" for word in ("cat", "two", "sun")), "</s>"]
-    assert found.source_tokens == ["▁cat", "▁two", "▁sun", "</s>"]
-    assert len(found.token_scores) == 4
-    assert found.attention.shape == (4, 4)
-    np.testing.assert_allclose(found.attention.sum(axis=1), 1.0, atol=1e-5)
-    assert [target for _, target in found.alignment] == [0, 1, 2]
-    assert (blank.text, blank.score, blank.tokens, blank.token_scores) == ("", 0.0, [], [])
-    assert not blank.source_cut and not blank.output_cut
-    assert blank.alignment == [] and blank.attention.shape[0] == 0
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::keras_transformer.sentences.SentenceWarning")
-def test_sources_and_outputs_are_cut_beyond_their_limits(translator):
     for length in (11, 12, 13, 400):
-        other, cut = translator.translate(["sun", " ".join(["two"] * length)], details=True)
-        assert (other.source_cut, cut.source_cut) == (False, length > 12)
-        assert len(cut.source_tokens) == min(length, 12) + 1
+        assert ("source_cut" in remarks(" ".join(["two"] * length))) == (length > 12)
     for limit in (1, 2, 3, 4):
-        found = translator.translate("cat two sun", details=True, max_length=limit)
-        assert len(found.tokens) == min(limit, 3) + 1
-        assert found.output_cut == (limit <= 3)
+        assert remarks("cat two sun", max_length=limit) == ({"best_cut"} if limit <= 3 else set())

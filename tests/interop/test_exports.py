@@ -234,13 +234,22 @@ def ask(run_python):
     return ask
 
 
-def check_translations(answer, translations, most_tokens):
+def first_hypotheses(translator, texts):
+    """Returns of each text the best translation, its score, and its tokens with EOS."""
+    functions = translator.functions
+    source = functions.read(tf.constant(texts))
+    hypotheses = functions.find(source.ids)
+    translations = functions.finish(hypotheses.ids, source)[:, 0].numpy()
+    numbers = (hypotheses.scores[:, 0].numpy(), hypotheses.lengths[:, 0].numpy())
+    return [text.decode() for text in translations], *numbers
+
+
+def check_translations(answer, texts, scores, lengths, most_tokens):
     """Compares texts, and the scores of translations that ended by themselves."""
     assert answer["left_over"] == []
-    assert answer["texts"] == [best.text for best in translations]
+    assert answer["texts"] == texts
     if answer["scores"] is not None:
-        ended = [len(best.tokens) <= most_tokens for best in translations]
-        scores = np.array([best.score for best in translations])
+        ended = lengths <= most_tokens
         np.testing.assert_allclose(np.array(answer["scores"])[ended], scores[ended], atol=1e-4)
 
 
@@ -287,14 +296,14 @@ def test_transformers_translates_as_we_do(ask, trained, words, sample_model, tmp
         limits = {"max_length": longest, "max_extra_length": longest}
         search = SearchConfig(**foreign.search | limits | changes)
         translator = Translator(big, *foreign.vocabularies, search)
-        expected.append(translator.translate(texts, details=True))
-        lengths += [len(best.tokens) for best in expected[-1]]
+        expected.append(first_hypotheses(translator, texts))
+        lengths += expected[-1][-1].tolist()
         options = {"num_beams": beam_size, "max_length": longest + 2}  # the start and the end
         questions.append({"folder": tmp_path / "big", "source": texts, "search": options})
         search = SearchConfig(length_penalty=0.0, max_extra_length=20, **changes)
-        expected.append(Translator(*trained, search).translate(small_texts, details=True))
+        expected.append(first_hypotheses(Translator(*trained, search), small_texts))
         options = {"num_beams": beam_size, "length_penalty": 0.0}
         questions.append({"folder": small_folder, "source": small_texts, "search": options})
     assert sum(3 < length <= longest for length in lengths) >= 4, lengths  # ended by themselves
-    for answer, translations in zip(ask(*questions), expected, strict=True):
-        check_translations(answer, translations, longest)
+    for answer, hypotheses in zip(ask(*questions), expected, strict=True):
+        check_translations(answer, *hypotheses, longest)
