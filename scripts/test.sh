@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the linter, the formatter, the type checker and the tests. With --slow as first argument it runs
-# the tests marked slow too, and installs what they need (Debian's packages only as root). Skipped tests
-# are listed with their reasons. Other arguments are passed to pytest.
+# the tests marked slow too, installs what they need (Debian's packages only as root), and fails if a
+# test was skipped that could have run. Other arguments are passed to pytest.
 set -euo pipefail
 unset CDPATH  # with it `cd` may go elsewhere, and prints where
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 markers=(-m "not slow")
 if [ "${1:-}" = "--slow" ]; then
   shift
-  markers=(-rs)
+  markers=(--strict-skips)
   if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
     missing=()
     command -v gcc > /dev/null || missing+=(gcc libc6-dev)

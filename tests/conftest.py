@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import collections
 import contextlib
 import datetime
 import fcntl
@@ -71,6 +72,47 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return _TOGETHER.get(pathlib.PurePath(file).parent.name, file)
 
     return Scheduling(config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--strict-skips",
+        action="store_true",
+        help="fail if a test was skipped for want of something that can be installed",
+    )
+
+
+# Reasons to skip that no package would remove.
+_JUSTIFIED_SKIPS = (
+    "tensorflow_model_server", "IPv6", "large pages", "at most one GPU",
+    "needs a GPU", "only used with TensorFlow", "gRPC's tensors",
+    "the extra aot",  # whose JAX is older than the one of the tests
+)  # fmt: skip
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:
+    """Lists what was skipped and why; with --strict-skips unjustified skips are failures."""
+    counts = collections.Counter(
+        str(report.longrepr[-1]).removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", [])
+    )
+    for reason, count in sorted(counts.items()):
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+    if any("tensorflow_model_server" in reason for reason in counts):
+        terminalreporter.write_line(
+            "NOT TESTED: a real TensorFlow Serving, which is not installed; a stand-in answered"
+        )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--strict-skips") or exitstatus:
+        return
+    reasons = {str(report.longrepr[-1]) for report in reporter.stats.get("skipped", [])}
+    if any(all(known not in reason for known in _JUSTIFIED_SKIPS) for reason in reasons):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter.write_line("--strict-skips: tests were skipped that could run; see the list below")
 
 
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> None:

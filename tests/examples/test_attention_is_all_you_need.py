@@ -1,9 +1,6 @@
 """The example in one file beside the package's Transformer: same weights, same numbers."""
 
-import pathlib
-import re
 import runpy
-import sys
 
 import keras
 import numpy as np
@@ -12,15 +9,15 @@ import pytest
 import keras_transformer as kt
 from keras_transformer import Seq2SeqPreprocessor
 from keras_transformer.config import EOS_ID
-from keras_transformer.data import DatasetSplit, pad_ids
+from keras_transformer.data import pad_ids
 
-EXAMPLE = str(pathlib.Path(__file__).parents[2] / "examples" / "attention_is_all_you_need.py")
 WORDS = ["a", "b", "c", "d", "e", "f", "g"]
 
 
 @pytest.fixture(scope="module")
-def example():
-    return runpy.run_path(EXAMPLE)
+def example(request):
+    root = request.config.rootpath
+    return runpy.run_path(str(root / "examples/attention_is_all_you_need.py"))
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,7 @@ def model(example, pairs, vocabulary):
     schedule = example["Schedule"](model_dim=32, warmup_steps=60)
     model.compile(keras.optimizers.Adam(schedule), loss=example["smoothed_cross_entropy"])
     batches = Seq2SeqPreprocessor(vocabulary).batches(pairs, batch_tokens=600)
-    history = model.fit(batches, epochs=8, shuffle=False, verbose=0).history["loss"]
+    history = model.fit(batches, epochs=12, shuffle=False, verbose=0).history["loss"]
     assert history[-1] < 0.8 * history[0]
     return model
 
@@ -112,15 +109,7 @@ def test_translations_are_equal(example, model, same, pairs, vocabulary):
 
 
 @pytest.mark.slow
-def test_program_trains_and_translates(monkeypatch, capsys):
-    def part(name, split):  # of the names of numbers, which take minutes
-        size = {"train": 3000, "test": 10}[split]
-        return DatasetSplit(name=name, split=f"{split}[:{size}]")
-
-    monkeypatch.setattr("keras_transformer.data.DatasetSplit", part)
-    monkeypatch.setattr(sys, "argv", ["example"])
-    runpy.run_path(EXAMPLE, run_name="__main__")
-    printed = capsys.readouterr().out.splitlines()
-    losses = [float(loss) for line in printed for loss in re.findall(r"loss: ([\d.]+)", line)]
-    assert len(losses) == 3 and losses[-1] < 0.9 * losses[0]
-    assert re.fullmatch(r"\d+ of 10 are equal to the reference", printed[-1])
+def test_names_of_numbers_are_learned(run_python):
+    printed = run_python("examples/attention_is_all_you_need.py")
+    right = int(printed.splitlines()[-1].split()[0])
+    assert right > 120
