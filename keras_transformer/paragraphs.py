@@ -79,7 +79,8 @@ class SplitParagraphs:
         check_choice("the language of sentences", language, sorted(LANGUAGE_CODES))
         segmenter = pysbd.Segmenter(language=language, clean=False)
         texts = text_input("paragraphs", paragraphs).values
-        codes = [re.match(LANGUAGE_CODE, text) for text in texts]
+        # Models skip invisible characters before a code, too.
+        codes = [re.match(f"{_unprintable_start(text)}{LANGUAGE_CODE}", text) for text in texts]
         self._paragraphs = [
             text[code.end() :] if code else text for text, code in zip(texts, codes, strict=True)
         ]
@@ -114,6 +115,11 @@ class SplitParagraphs:
                 last_end = end
             joined.append(text + paragraph[last_end:])
         return joined
+
+
+def _unprintable_start(text: str) -> str:
+    """Returns a pattern of the spaces and unprintable characters that begin a text."""
+    return re.escape("".join(itertools.takewhile(lambda c: c == " " or not c.isprintable(), text)))
 
 
 def _find_spans(paragraph: str, segmenter: Any) -> Iterator[tuple[int, int]]:

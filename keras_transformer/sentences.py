@@ -271,7 +271,7 @@ def option_inputs(
         )
     values = {name: _spread(name, options.get(name), count) for name in known}
     # A model would silently use other values instead of invalid ones.
-    for row in set(zip(*values.values(), strict=True)):
+    for row in {repr(row): row for row in zip(*values.values(), strict=True)}.values():
         given = {name: value for name, value in zip(known, row, strict=True) if value is not None}
         prefix = given.pop("prefix", "")
         if not isinstance(prefix, str):
@@ -286,6 +286,8 @@ def option_inputs(
 
 def _spread(name: str, value: Any, count: int) -> list[Any]:
     """Makes a value for each sentence: a number, text, or None."""
+    if hasattr(value, "numpy") and not hasattr(value, "graph"):
+        value = value.numpy()
     if hasattr(value, "tolist"):  # NumPy's numbers and arrays
         value = value.tolist()
     values = value if isinstance(value, list | tuple) else [value] * count

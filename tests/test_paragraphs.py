@@ -115,7 +115,8 @@ def test_wrong_use_is_rejected(monkeypatch):
         SplitParagraphs(["One."], "en")
 
 
-def test_each_sentence_has_the_language_code_of_its_paragraph():
-    split = SplitParagraphs([">>deu<< A dog runs.  A cat sleeps.", "No."], "en")
+@pytest.mark.parametrize("start", ["", " ", "\ufeff", "\t\xa0\u200b"])
+def test_each_sentence_has_the_language_code_of_its_paragraph(start):
+    split = SplitParagraphs([f"{start}>>deu<< A dog runs.  A cat sleeps.", "No."], "en")
     assert split.sentences == [">>deu<< A dog runs.", ">>deu<< A cat sleeps.", "No."]
     assert split.join(["Ja.", "Gut.", "Nein."]) == ["Ja.  Gut.", "Nein."]

@@ -105,16 +105,18 @@ def load_translator(
     """
     from keras_transformer.models import Ensemble
 
-    def identity(run: "RunDirectory") -> list[str]:
+    def identity(run: "RunDirectory") -> list[Any]:
         fingerprints = [vocabulary.fingerprint for vocabulary in run.vocabularies()]
-        return [run.configs().task.name, *fingerprints]
+        task = run.configs().task
+        learned = [getattr(task, name) for name in task.fields_with(is_learned=True)]
+        return [task.name, *learned, *fingerprints]
 
     first, *others = (run for run, _ in checkpoints)
     for run in others:
         if identity(run) != identity(first):
             raise InputError(
                 f"{run.path} and {first.path} have different tasks or vocabularies; an ensemble "
-                "needs runs that were trained with the same --task and --vocabulary"
+                "needs runs that were trained with the same --task, its options and --vocabulary"
             )
     models = [run.load_model(name, dtype=precision) for run, name in checkpoints]
     return (models[0] if len(models) == 1 else Ensemble(models)), *first.vocabularies()

@@ -16,6 +16,7 @@ from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig
 from keras_transformer.files import read_lines
 from keras_transformer.serving.model_folder import choose_version, read_model_card
+from keras_transformer.tasks import TranslationTask
 
 if TYPE_CHECKING:
     from keras_transformer.training.run import RunDirectory
@@ -129,6 +130,11 @@ def _export_to_toolkit(checkpoints: "Checkpoints") -> pathlib.Path:
         export_ctranslate2(*models, path, quantization=_QUANTIZATION.value)
     else:
         export_transformers(*models, path)
+    task = checkpoints[0][0].configs().task
+    if type(task) is not TranslationTask:
+        print(
+            f"Texts and outputs are the model's: without what the task {task.name} makes of them."
+        )
     for note in tokenizer_notes(models[1]):
         print(note)
     return path

@@ -76,6 +76,16 @@ class Job(JsonConfig):
             SplitParagraphs([], self.split_sentences)  # reports a wrong language now
 
 
+def check_search(job: Job, search: Iterable[str]) -> None:
+    """Raises `InputError` for a search option without effect on the job."""
+    for name in search:
+        is_limit = name in ("max_source_length", "max_extra_length")
+        if job.references and not is_limit:
+            raise InputError(f"--{name} cannot be combined with --references; remove it")
+        if job.split_sentences and name == "num_translations":
+            raise InputError(f"--{name} cannot be combined with --split_sentences; remove it")
+
+
 def answer_lines(
     job: Job, model: SentenceTranslator, files: Sequence[str], search: dict[str, Any], task: Task
 ) -> None:

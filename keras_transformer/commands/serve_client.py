@@ -70,6 +70,7 @@ for _name in _OPTIONS:
 def main(arguments: list[str]) -> None:
     search = command_flags.given_search()
     job = line_io.Job(**command_flags.given_flags(line_io.Job))
+    line_io.check_search(job, search)
     common.check_output(job.output, [_HEADERS_FILE.value, job.references, *arguments])
     headers = {} if _HEADERS_FILE.value is None else _read_headers(_HEADERS_FILE.value)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its errors are in the exceptions

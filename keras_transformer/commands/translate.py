@@ -40,6 +40,7 @@ def main(arguments: list[str]) -> None:
     command_flags.check_one_of("run_dir", "model", "saved_model")
     job = line_io.Job(**command_flags.given_flags(line_io.Job))
     search = command_flags.given_search()
+    line_io.check_search(job, search)
     common.check_output(job.output, [job.references, *arguments])
     model: Translator
     if _SAVED_MODEL.value is None:

@@ -101,6 +101,16 @@ class ModelFunctions:
                 f"coverage_penalty={search.coverage_penalty} needs a model with attention; "
                 "set it to 0"
             )
+        self._longest = search.max_source_length + search.max_extra_length  # of any translation
+        models = getattr(model, "models", [model])  # of an ensemble
+        limits = [each.max_length for each in models if getattr(each, "max_length", None)]
+        if limits:  # learned positions, one of them for BOS or EOS
+            longest = max(min(limits) - 1, 1)
+            self._longest = min(self._longest, longest)
+            search = search.replace(
+                max_source_length=min(search.max_source_length, longest),
+                max_length=min(search.max_length or longest, longest),
+            )
         self.model, self.search, self.task = model, search, task
         self.source_tokenizer = self.target_tokenizer = Tokenizer(source)
         if target.fingerprint != source.fingerprint:
@@ -374,13 +384,13 @@ class ModelFunctions:
         text = text if self.task is None else self.task.read_text(text)
         limit = self.search.max_source_length
         tokens = self.source_tokenizer.tokenize(text, limit + 1)
-        longest = limit + self.search.max_extra_length
-        target_tokens = self.target_tokenizer.tokenize(target, longest + 1)
-        labels = with_eos(target_tokens, longest)
+        target_tokens = self.target_tokenizer.tokenize(target, self._longest + 1)
+        labels = with_eos(target_tokens, self._longest)
         marks = {
             "source_cut": self.source_tokenizer.cuts(text, limit + 1)
             | (tokens.row_lengths() > limit),
-            "is_cut": target_tokens.row_lengths() > longest,
+            "is_cut": self.target_tokenizer.cuts(target, self._longest + 1)
+            | (target_tokens.row_lengths() > self._longest),
         }
         return with_eos(tokens, limit), labels, marks
 

@@ -70,7 +70,9 @@ def read_options(
     settings["max_extra_length"] = tf.minimum(settings["max_extra_length"], limit)
     source_lengths = tf.cast(source_lengths, tf.int32)
     longest = max_lengths(settings, source_lengths)  # [B]
-    prefix = tokenizer.tokenize(columns["prefix"], search.max_source_length + limit + 1)
+    most_tokens = search.max_source_length + limit + 1
+    prefix = tokenizer.tokenize(columns["prefix"], most_tokens)
+    is_ignored |= tokenizer.cuts(columns["prefix"], most_tokens)
     lengths = tf.cast(prefix.row_lengths(), tf.int32)
     is_ignored |= (lengths > longest) | _has_unknown(prefix)
     lengths = tf.minimum(lengths, source_lengths + limit)

@@ -30,10 +30,16 @@ def generate(
     **options: Any,
 ) -> Hypotheses:
     """Returns the hypotheses for source ids [B, S]; arguments as in `Seq2SeqModel.generate`."""
-    ids = _checked(source, model.config.vocabulary_size)
+    ids = _checked(source, model)
     options = {name: value for name, value in options.items() if value is not None}
     # Without the defaults for text: an empty output is one, and samples have no length penalty.
     defaults = {"min_length": 0, "length_penalty": 0.6 if options["method"] == "beam" else 0.0}
+    search = SearchConfig.from_dict(defaults | options)
+    if search.max_length:  # instead of 50 more than the row has
+        options = {"max_extra_length": search.max_length} | options
+    if model.max_length is not None:  # learned positions, one of them for BOS
+        longest = model.max_length - 1
+        options["max_length"] = min(search.max_length or longest, longest)
     search = SearchConfig.from_dict(defaults | options)
     numbers = {
         name: tf.constant(getattr(search, name), _NUMBER_TYPES[option.type])
@@ -66,7 +72,7 @@ def generate(
     return model.generation.graphs[key](ids, numbers)
 
 
-def _checked(source: Any, vocabulary_size: int) -> Tensor:
+def _checked(source: Any, model: Any) -> Tensor:
     """Returns source ids [B, S], int32; warns if no row has EOS."""
     check_shape("source", source)
     ids = tf.convert_to_tensor(source)
@@ -75,7 +81,8 @@ def _checked(source: Any, vocabulary_size: int) -> Tensor:
             f"source must be integer ids [B, S], got {ids.dtype.name} of shape {ids.shape}; "
             "Translator takes text"
         )
-    ids = checked_ids("source", tf.cast(ids, tf.int32), vocabulary_size)
+    size = model.config.vocabulary_size
+    ids = checked_ids("source", tf.cast(ids, tf.int32), size, model.max_length)
     if tf.executing_eagerly() and len(ids) and not tf.reduce_any(ids == EOS_ID):
         warnings.warn(
             f"no row of source has EOS ({EOS_ID}), which ends each row in `fit`; append it",

@@ -95,6 +95,8 @@ _WRONG_FLAGS = [
     ("translate --model=en-de --checkpoint=best", "--checkpoint"),
     ("translate --run_dir=x --scores --references=y", "--scores", "--references"),
     ("translate --saved_model=exports/1 --checkpoint=best", "--checkpoint"),
+    ("translate --run_dir=x --references=y --beam_size=2", "--beam_size", "--references"),
+    ("translate --run_dir=x --split_sentences=en --num_translations=2", "--num_translations"),
     ("evaluate --run_dir=x --source=y", "--target"),
     ("evaluate --run_dir=x --task=parsing", "--task"),
     ("evaluate --run_dir=x --output=none/out", "none/out"),
@@ -106,6 +108,7 @@ _WRONG_FLAGS = [
     ("explore --run_dir=x --model=en-de --output=a.html p", "--run_dir", "--model"),
     ("import_model --run_dir=x --model=y --source_spm=z", "--target_spm"),
     ("serve_client --server=localhost:1 --length_penalty=-1", "length_penalty"),
+    ("serve_client --server=localhost:1 --references=y --length_penalty=1", "--length_penalty"),
     ("serve_client --server=localhost:1 --output=.", ". cannot be written"),
     ("serve_client --server=localhost:1 --headers_file=absent", "absent"),
 ]

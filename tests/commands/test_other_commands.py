@@ -6,7 +6,14 @@ import re
 import subprocess
 
 import pytest
+import tiny_run
 from helpers import names_in
+
+from keras_transformer.config import TrainingConfig
+from keras_transformer.models import build_model
+from keras_transformer.tasks.pronunciation import PronunciationTask
+from keras_transformer.training.run import RunDirectory
+from keras_transformer.training.settings import RunConfigs
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "serve.sh"]
@@ -39,6 +46,20 @@ def test_export_of_an_ensemble_in_bfloat16(call, run_dir, texts, words, tmp_path
     source = (texts / "test.en").read_text().splitlines()
     expected = [" ".join(words[word] for word in line.split()) for line in source]
     assert result.out.splitlines() == expected
+
+
+def test_learned_options_of_a_task_are_named_or_equal(call, refused, tmp_path):
+    vocabulary = tiny_run.make_vocabulary()
+    model = build_model(tiny_run.model_config())
+    for keeps in (True, False):
+        task = PronunciationTask(keep_stress=keeps)
+        configs = RunConfigs(model.config, None, TrainingConfig(), task)
+        RunDirectory(tmp_path / str(keeps)).write(configs, vocabulary, vocabulary, model)
+    both, folder = f"{tmp_path}/True,{tmp_path}/False", tmp_path / "exports"
+    export = ("export.py", "--format=transformers", f"--export_dir={folder}")
+    refused(call(*export, f"--run_dir={both}"), "different tasks")
+    result = call(*export, f"--run_dir={tmp_path}/True")
+    assert result.code == 0 and "what the task pronunciation makes of them" in result.out
 
 
 @pytest.mark.parametrize(

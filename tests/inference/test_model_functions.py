@@ -151,6 +151,8 @@ def test_long_texts_are_cut(signatures):
     longest = _ask(signatures["score"], ["cat"] * 2, ["木 " * 5000, "木 " * 17])
     assert longest["lengths"].tolist() == [17, 18]  # what is cut has no end
     assert longest["is_cut"].tolist() == [True, False]
+    spaces = _ask(signatures["score"], ["cat"], ["木" + " " * 5000 + "木"])
+    assert spaces["is_cut"].all() and spaces["lengths"] == [1]
     np.testing.assert_allclose(*longest["token_scores"][:, :17], rtol=1e-5)
     assert longest["scores"][0] == pytest.approx(longest["token_scores"][1, :17].sum(), rel=1e-5)
     answer = _ask(signatures["tokens"], ["4 " * 5000, "4"])

@@ -9,13 +9,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_run
 from helpers import n_best
+from model_cases import CONFIGS, random_model
 
 from keras_transformer import Translator
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import translator as translator_module
-from keras_transformer.models import Transformer
+from keras_transformer.models import Ensemble, Transformer
 from keras_transformer.sentences import SentenceWarning
 
 _SENTENCES = ["two house", "", "cat sun tree two", "שלום", "tree hello cat", "sun"]
@@ -164,6 +166,9 @@ TWO = ["two", "three"]
     [
         (lambda each: each.translate(TWO, beam_size=2), "beam_size .* Translator.load"),
         (lambda each: each.translate(TWO, max_length=2.5), "max_length must .*, got 2.5"),
+        (lambda each: each.translate(TWO, max_length=tf.constant(2.5)), "max_length .*got 2.5"),
+        (lambda each: each.translate(TWO, max_length=[[3], [4]]), r"max_length must .*, got \[3\]"),
+        (lambda each: each.translate(TWO, max_length=[1, True]), "max_length must .*, got True"),
         (lambda each: each.translate([2]), "sentences must be a string, got 2"),
         (lambda each: each.translate({"de": "a"}), "sentences must be a list .*got a dict"),
         (lambda each: each.score("two", TWO), "source must be a list of sentences, got one: 'tw"),
@@ -190,6 +195,7 @@ LONG = " ".join(["two"] * 13)  # 12 tokens are read
     [
         (lambda each: each.translate(TWO, prefix="q😀"), "options_ignored", [0, 1]),
         (lambda each: each.translate(TWO, prefix=["", "q😀"]), "options_ignored", [1]),
+        (lambda each: each.translate(TWO, prefix=["", " " * 9999 + "x"]), "options_ignored", [1]),
         (lambda each: each.translate(TWO, max_extra_length=[None, 99]), "options_ignored", [1]),
         (lambda each: each.translate(["sun", LONG]), "source_cut", [1]),
         (lambda each: each.score(["sun", LONG], ["x"] * 2), "source_cut", [1]),
@@ -318,6 +324,21 @@ def test_translations_follow_changed_weights(trained):
         variable.assign(2 * variable)
     changed = translator.translate(_SENTENCES)
     assert changed == Translator(model, *vocabularies).translate(_SENTENCES)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: Ensemble([model])])
+def test_texts_are_cut_where_learned_positions_end(wrap):
+    text, config = "abcdef" * 9, CONFIGS["transformer, learned"]  # 20 positions
+    model = random_model(config.replace(target_vocabulary_size=None))
+    translator = Translator(wrap(model), tiny_run.make_vocabulary())
+    translator.functions.marks_cut_outputs = True
+    with pytest.warns(SentenceWarning) as caught:
+        translator.translate(text, min_length=19)
+        (score,) = translator.score(["a"], [text])
+        (attention,) = translator.attention([text], [text])
+    remarks = [each.message.remark for each in caught]
+    assert remarks == ["source_cut", "best_cut", "is_cut", "source_cut", "is_cut"]
+    assert len(score.token_scores) == 19 and attention.weights.shape == (20, 20)
 
 
 @pytest.mark.slow

@@ -41,6 +41,18 @@ def test_generate_equals_beam_search(name):
 def test_longest_output_has_50_tokens_more_than_its_source(model):
     result = model.generate(SOURCE, constraints=[MinLength(tf.constant(99))])
     assert result.lengths[:, 0].numpy().tolist() == [4 + 50 + 1, 1 + 50 + 1, 3 + 50 + 1]
+    result = model.generate(SOURCE, max_length=80, constraints=[MinLength(tf.constant(99))])
+    assert result.lengths[:, 0].numpy().tolist() == [80 + 1] * 3
+
+
+@pytest.mark.parametrize("length", [None, 30])
+def test_learned_positions_bound_sources_and_outputs(length):
+    model = random_model(CONFIGS["transformer, learned"])  # 20 positions, one of them for BOS
+    longest = [MinLength(tf.constant(99))]
+    result = model.generate([[5] * 19 + [3]], max_length=length, constraints=longest)
+    assert result.lengths.numpy().tolist() == [[19 + 1]]
+    with pytest.raises(InputError, match=r"source has a row of more .* 20 learned positions"):
+        model.generate([[5] * 20 + [3]])
 
 
 def test_generate_equals_sampling(model):
