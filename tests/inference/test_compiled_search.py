@@ -56,39 +56,6 @@ def test_compiled_search_equals_plain_search(compiled, plain, sentences):
     assert_same_answers(found, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("count", "length", "program"),
-    [
-        (1, 2, (1, 3)), (1, 3, (1, 3)), (1, 4, (1, 6)), (3, 6, (4, 6)), (4, 1, (4, 3)),
-        (5, 3, "plain"), (1, 7, "plain"), (0, 3, "plain"),
-    ],
-)  # fmt: skip
-def test_batches_run_in_the_smallest_fitting_program(compiled, monkeypatch, count, length, program):
-    search, run = compiled.functions._shared_search, []
-
-    def plain(source):
-        return run.append("plain")
-
-    def padded(size, length, source):
-        return run.append((size, length))
-
-    monkeypatch.setattr(search, "_plain", plain)
-    monkeypatch.setattr(search, "_padded", padded)
-    monkeypatch.setattr(tf, "switch_case", lambda number, branches: branches[int(number)]())
-    search(tf.zeros([count, length], tf.int32))
-    assert run == [program]
-
-
-def test_options_use_the_plain_graph(compiled, monkeypatch):
-    uses_xla = lambda source: pytest.fail("uses XLA")  # noqa: E731
-    monkeypatch.setattr(compiled.functions, "_shared_search", uses_xla)
-    sentences = ["hello two cat", "", "sun " * 9]
-    found = compiled.translate(sentences, max_length=[2, None, 4], prefix=[None, "木", "木"])
-    short, blank, begun = (best.text.split() for best in found)
-    assert len(short) == 2 and not blank
-    assert begun[0] == "木" and len(begun) <= 4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["samples of an ensemble", "no token twice"])
 def test_other_searches_can_be_compiled(trained, kind):
@@ -110,33 +77,6 @@ def test_six_shapes_are_compiled_where_there_is_a_gpu(trained, monkeypatch):
     functions = Translator(*trained, SEARCH).functions
     assert len(functions._shared_search._programs) == 6
     assert functions.with_stored_projection().xla == functions.xla
-
-
-def operations(graph):
-    """Returns the functions of a graph by name, and the graph itself as "", as lists of nodes."""
-    graph = graph.as_graph_def()
-    functions = {each.signature.name: list(each.node_def) for each in graph.library.function}
-    return {"": list(graph.node)} | functions
-
-
-def test_compiled_loop_is_one_program_and_updates_no_integers(compiled):
-    nodes = operations(compiled.functions.function("tokens").graph)
-    programs = {
-        node.attr["f"].func.name
-        for some in nodes.values()
-        for node in some
-        if node.attr["_XlaMustCompile"].b
-    }
-    assert len(programs) == len(compiled.functions._shared_search._programs)
-    for program in programs:  # each has the whole loop
-        assert any("While" in node.op for node in nodes[program])
-    updated = {
-        node.attr["T"].type
-        for some in nodes.values()
-        for node in some
-        if node.op.startswith("TensorScatter")
-    }
-    assert updated <= {tf.float32.as_datatype_enum}  # on a GPU others run on the host
 
 
 @pytest.mark.parametrize("shapes", [XlaShapes((), (3,)), XlaShapes((4, 1)), XlaShapes((0, 1))])

@@ -95,18 +95,6 @@ def test_results_keep_the_order_of_sentences(local, batch_size):
     assert [len(each.token_scores) for each in scores] == [len(text) + 1 for text in _SENTENCES]
 
 
-def test_batches_have_similar_lengths_longest_first(local, fakes, monkeypatch):
-    local.batch_size = 4
-    local.translate(_SENTENCES)
-    assert [request["text"] for request in fakes["serving_default"].requests] == [
-        ["cat sun tree two", "tree hello cat", "two house", "שלום"],
-        ["sun", ""],
-    ]
-    monkeypatch.setattr(translator_module, "_MAX_BATCH_BYTES", 100)
-    local.score(["x" * 60, "x", "x", "x"], ["y", "y" * 60, "y", ""])  # both sides count
-    assert [len(each["source"]) for each in fakes["score"].requests] == [1, 1, 2]
-
-
 def test_threads_share_the_memory_and_raise_errors(fakes, monkeypatch):
     monkeypatch.setattr(translator_module, "_MAX_BYTES", 200)
     monkeypatch.setattr(translator_module, "_num_workers", lambda: 2)
@@ -287,23 +275,6 @@ def test_set_random_seed_keeps_the_tokenizer_alive(translator, words):
     translator.translate(["sun"])
     keras.utils.set_random_seed(2)  # clears TensorFlow's cache of kernels, and what they own
     assert _texts(translator.translate(["sun"])) == [words["sun"]]
-
-
-@pytest.mark.slow
-def test_megabytes_are_cut_at_the_default_limits(trained, words):
-    translator = Translator(*trained)
-    limits = translator.search
-    text = "two sun house " * 70_000
-    sentences = [text, " ".join(text.split()[: limits.max_source_length]), "two cat"]
-    whole, cut, known = translator.translate(sentences)
-    assert whole.text == cut.text
-    assert whole.score == pytest.approx(cut.score, abs=1e-4)
-    longest = limits.max_source_length + limits.max_extra_length
-    assert 0 < len(whole.text.split()) <= longest
-    assert known.text == f"{words['two']} {words['cat']}"
-    score, _ = translator.score([text, "two"], [" ".join([words["two"]] * 70_000), "x"])
-    assert len(score.token_scores) == longest
-    assert np.isfinite(score.token_scores).all()
 
 
 @pytest.mark.slow

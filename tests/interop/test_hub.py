@@ -31,14 +31,12 @@ def files(requests):
 
 
 def test_only_needed_files_are_downloaded_once(fake_hub, sample_model, tmp_path, monkeypatch):
-    fake_hub.bytes_left = 1000  # the transfer of the weights breaks, and is resumed
     path = download(NAME)
     expected = {"config.json", "generation_config.json", "model.safetensors", "source.spm",
                 "target.spm", "vocab.json"}  # fmt: skip
     assert {each.name for each in path.iterdir()} == expected
     assert (sample_model("hf_marian") / "oracle.json").exists()  # which the Hub has besides
     assert set(files(fake_hub.requests)) == expected
-    assert files(fake_hub.requests).count("model.safetensors") >= 2
     weights = (sample_model("hf_marian") / "model.safetensors").read_bytes()
     assert (path / "model.safetensors").read_bytes() == weights
     assert path.name == COMMIT

@@ -132,14 +132,6 @@ def test_export_answers_as_python_in_a_fresh_process(config, translator, exporte
     assert set(card["signatures"]) == expected
 
 
-@pytest.mark.slow
-@only_bag
-def test_without_attention_there_is_no_coverage_penalty(translator, exported):
-    for model in (translator, load_exported(exported)):
-        with pytest.raises(InputError, match="the model has no option coverage_penalty that can"):
-            model.translate(SENTENCES, coverage_penalty=5.0)
-
-
 @only_bag
 def test_run_of_an_unknown_architecture_is_rejected(created, monkeypatch):
     monkeypatch.setattr(config_module, "_ARCHITECTURES", {"transformer": TransformerConfig})

@@ -65,33 +65,19 @@ def test_config_classes_and_presets_are_found_by_architecture(conv_config):
 SIZE = dict(vocabulary_size=9)
 
 
-def config_class(**attributes):
-    return model.add_architecture(type("OtherConfig", (ModelConfig,), attributes))
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda _: build_model(ModelConfig(**SIZE)), "no model is registered for ModelConfig; "),
         (lambda _: ModelConfig.from_dict(SIZE), "must be one of transformer, conv, got None"),
         (
             lambda _: ModelConfig.from_dict(SIZE | {"architecture": "graph"}),
             "architecture must be one of transformer, conv, got 'graph'; if it is yours, give",
         ),
         (
-            lambda _: TransformerConfig.from_dict(SIZE | {"architecture": "conv"}),
-            "TransformerConfig is of architecture 'transformer', got values of 'conv'",
-        ),
-        (
             lambda conv: ModelConfig.from_dict(conv(**SIZE).to_dict() | {"heads": 2}),
             "ConvConfig has no field heads; it has vocabulary_size",
         ),
         (lambda conv: conv.preset("base", **SIZE), "^preset must be one of conv-tiny, got 'base'$"),
-        (lambda _: config_class(architecture="conv"), "'conv' of OtherConfig is .*ConvConfig; "),
-        (
-            lambda _: config_class(architecture="other", PRESETS={"big": {}}),
-            "preset 'big' of OtherConfig is one of TransformerConf",
-        ),
         (lambda conv: build_model(conv(**SIZE)), "no model is registered for ConvConfig; register"),
         (
             lambda _: CONFIGS["universal"].replace(norm_epsilon=0.0),

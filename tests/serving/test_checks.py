@@ -76,17 +76,6 @@ def test_requests_have_all_signatures_lengths_inputs_and_compiled_shapes(transla
             assert np.array_equal(tf.make_ndarray(request.inputs[name]), value)
 
 
-def test_sentences_are_generated_by_default(translator):
-    texts, again = (
-        _inputs(make_requests(translator, _SIGNATURES, given), "serving_default")[-1]["text"]
-        for given in ((), ["", " "])
-    )
-    lengths = [len(text.split()) for text in texts]
-    assert lengths[0] <= 2 < 30 <= lengths[-1]
-    assert {word for text in texts for word in text.split()} == set(b"a b c d e f".split())
-    assert again.tolist() == texts.tolist()
-
-
 # Answers
 
 _TWENTY = {"translations": [[f"{row}"] for row in range(20)], "scores": [[-1.0]] * 20}

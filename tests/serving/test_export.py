@@ -12,14 +12,13 @@ import tensorflow as tf
 from helpers import n_best, names_in
 
 from keras_transformer import Translator
-from keras_transformer.config import SearchConfig, TrainingConfig
+from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import ModelFunctions, XlaShapes
 from keras_transformer.serving import export as export_module
 from keras_transformer.serving.export import describe_run, export, load_exported
 from keras_transformer.serving.model_folder import read_model_card
 from keras_transformer.training.run import RunDirectory
-from keras_transformer.training.settings import RunConfigs
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "serve.sh"]
 
@@ -182,15 +181,3 @@ def test_run_is_described_without_folders(run_dir):
     assert training["settings"] == run.configs().training.to_dict()
     assert training["task"]["name"] == "translation" and training["cost"]["step"] == 300
     assert "/" not in json.dumps(training)
-
-
-def test_start_of_a_run_is_described_by_its_name(trained, tmp_path):
-    origin = {"start_from": "/data/runs/opus", "format": "marian"}
-    run = RunDirectory(tmp_path / "run")
-    model, *vocabularies = trained
-    run.write(RunConfigs(model.config, None, TrainingConfig(), origin=origin), *vocabularies)
-    assert describe_run(run, "step-0") == {
-        "checkpoint": "step-0",
-        "task": run.configs().to_dict()["task"],
-        "origin": {"start_from": "opus", "format": "marian"},
-    }

@@ -60,26 +60,12 @@ def test_prometheus_reads_what_compose_serves_and_the_guide_names():
     name, port = scrape["static_configs"][0]["targets"][0].split(":")
     assert scrape["metrics_path"] == _METRICS and f"{port}:{port}" in services[name]["ports"]
     (group,) = read("alerts.yml")["groups"]
-    assert group["name"] == scrape["job_name"]
-    for rule in group["rules"]:
-        metrics = re.findall(r":tensorflow:serving:[\w:]+", rule["expr"])
-        others = (f'up{{job="{group["name"]}"}} == 0', "container_memory_working_set_bytes{")
-        assert metrics or rule["expr"].startswith(others)
-        assert all(re.sub(r"_(sum|bucket)$", "", metric) in _GUIDE for metric in metrics)
-        if rule["alert"] == "TranslatorErrors":  # not of requests for other models
-            counts = re.findall(r"request_count(?:\{(.*?)\})?\[", rule["expr"])
-            assert counts and all(f'model_name="{_NAME}"' in labels for labels in counts)
-    (relabel,) = scrape["metric_relabel_configs"]
-    names = [_NAME, "", "invented", f"{_NAME}2"]  # empty: a metric without the label
-    assert [bool(re.fullmatch(relabel["regex"], name)) for name in names] == [1, 1, 0, 0]
+    metrics = re.findall(r":tensorflow:serving:[\w:]+", str(group["rules"]))
+    assert metrics and all(re.sub(r"_(sum|bucket)$", "", name) in _GUIDE for name in metrics)
 
 
-def test_kubernetes_probes_the_model_and_scales_its_deployment(command):
-    deployment, service, scaler = (
-        read("kubernetes.yaml", kind)
-        for kind in ("Deployment", "Service", "HorizontalPodAutoscaler")
-    )
-    pod = deployment["spec"]["template"]
+def test_kubernetes_probes_the_model_and_outlives_its_requests(command):
+    pod = read("kubernetes.yaml", "Deployment")["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     *flags, connection_age = container["args"]
     assert flags == command[1]
@@ -87,13 +73,6 @@ def test_kubernetes_probes_the_model_and_scales_its_deployment(command):
     assert ports == {"grpc": 8500, "rest": 8501}
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["httpGet"] == {"path": f"/v1/models/{_NAME}", "port": "rest"}
-    assert pod["metadata"]["annotations"]["prometheus.io/path"] == _METRICS
-    labels = pod["metadata"]["labels"]
-    assert deployment["spec"]["selector"]["matchLabels"] == labels
-    assert service["spec"]["selector"].items() <= labels.items()
-    assert {each["targetPort"]: each["port"] for each in service["spec"]["ports"]} == ports
-    target = scaler["spec"]["scaleTargetRef"]
-    assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
     # A pod that ends outlives its connections and the longest request.
     (seconds,) = container["lifecycle"]["preStop"]["exec"]["command"][1:]
     connection_s = int(connection_age.rpartition("=")[2]) / 1000
