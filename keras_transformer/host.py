@@ -94,8 +94,7 @@ def keep_freed_memory() -> bool:
     """Makes malloc reuse the memory of freed tensors; call it before TensorFlow is imported.
 
     By default glibc returns large freed blocks to the system, which clears every page when it hands
-    them out again. With this the process holds memory until it ends. See docs/guides/training.md
-    for gain and cost.
+    them out again. With this the process holds memory until it ends.
 
     Returns:
         Whether memory is kept. False, and nothing is changed, where a GPU may be used (XLA's

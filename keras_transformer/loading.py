@@ -26,13 +26,14 @@ class Translator(inference.Translator):
                 a training run; the folder of an exported version; the folder or file of another
                 toolkit's model; or the name of a model on the Hugging Face Hub, such as
                 "Helsinki-NLP/opus-mt-en-de", which is downloaded. "./en-de" is a folder.
-            checkpoint: of a run, see `Checkpoints.find`; other models have only "auto".
+            checkpoint: of a run or a model of the package, see `Checkpoints.find`; others have
+                only "auto".
             **search: fields of `SearchConfig` to change, such as `beam_size`; an export has its
                 own.
 
         Raises:
             InputError: there is no such model, or it cannot be read; or a search option was given
-                for an export, or a checkpoint for anything but a run.
+                for an export, or a checkpoint for a model without any.
 
         Example:
             >>> translator = Translator.load("runs/numbers")

@@ -228,7 +228,10 @@ def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
         if abs(again[name] - score[name]) > 1e-6
     ]
     values = ", ".join(differing or [f"{name} {again[name]:.4g} as logged" for name in metrics])
-    return f"{values}; made with commit {score.get('commit') or 'unknown'}", bool(differing)
+    commit = score.get("commit") or ""
+    known = subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, check=False,
+                           stderr=subprocess.DEVNULL).returncode == 0  # fmt: skip
+    return f"{values}; made with commit {commit if known else 'unknown'}", bool(differing)
 
 
 def main(arguments: list[str] | None = None) -> int:
