@@ -231,7 +231,7 @@ class BatchPlan:
             seed: at least 0; the same seed (and NumPy) gives the same order.
             first_batch: batches to skip.
         """
-        random = np.random.default_rng((1, seed, 0, epoch))
+        random = np.random.default_rng((1, seed, 0, epoch))  # 1 and 0: the order of earlier runs
         pairs = random.permutation(len(self._bucket_of_pair))
         buckets = self._bucket_of_pair[pairs]
         ends = np.bincount(buckets).cumsum()

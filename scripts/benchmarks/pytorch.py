@@ -1,7 +1,7 @@
 """Measures PyTorch's `nn.Transformer`, trained with the same sizes on the same batch.
 
 It lacks what ours lacks: norms at the end of the stacks, biases in attention, dropout within
-sub-layers, and has as many weights. The settings are the fastest on two cores of
+sub-layers. With equal weights its loss equals ours. The settings are the fastest on two cores of
 those tried: batch first, fused Adam, gradients set to None, denormal numbers flushed.
 
 Shapes: B batch, S source length, T target length, D model dimension, V vocabulary.

@@ -6,11 +6,11 @@ import os
 import pathlib
 import sys
 
+import numpy as np
 import pytest
 
 from keras_transformer import config
-from keras_transformer.config import ModelConfig
-from keras_transformer.models import build_model
+from keras_transformer.config import BOS_ID, ModelConfig, TrainingConfig
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(_SCRIPTS))
@@ -116,24 +116,82 @@ def test_row_of_a_program_compiled_for_a_gpu():
 
 # In a process without TensorFlow, beside which PyTorch's optimizers cannot be imported.
 _PYTORCH_LOSSES = """
+import json, sys
 import numpy as np
 import torch
 from benchmarks import pytorch
 from keras_transformer.config import ModelConfig, TrainingConfig
 
-sizes = dict(vocabulary_size=50, num_layers=2, dropout=0.0)
-torch.manual_seed(1)
-model = pytorch.TorchTransformer(ModelConfig.preset("tiny", **sizes))
-step = pytorch.make_step(model, TrainingConfig.preset("tiny", warmup_steps=100))
-ids = np.random.default_rng(1).integers(4, 50, (3, 6), np.int32)
-losses = [step(({"source": ids, "target": ids}, ids[::-1].copy())).item() for _ in range(60)]
-print(sum(each.numel() for each in model.parameters()), losses[-1] < 0.7 * losses[0])
+OURS = {
+    "self_attn.in_proj_weight": "self_attention/query_key_value/kernel",
+    "self_attn.out_proj.weight": "self_attention/output/kernel",
+    "multihead_attn.in_proj_weight":
+        "cross_attention/query/kernel cross_attention/key_value/kernel",
+    "multihead_attn.out_proj.weight": "cross_attention/output/kernel",
+    "linear1.weight": "feed_forward/inner/kernel", "linear1.bias": "feed_forward/inner/bias",
+    "linear2.weight": "feed_forward/outer/kernel", "linear2.bias": "feed_forward/outer/bias",
+    "norm1.weight": "self_attention_norm/gain", "norm1.bias": "self_attention_norm/bias",
+    "norm2.weight": "cross_attention_norm/gain", "norm2.bias": "cross_attention_norm/bias",
+    "norm3.weight": "feed_forward_norm/gain", "norm3.bias": "feed_forward_norm/bias",
+}
+arrays = dict(np.load(sys.argv[1]))
+config = ModelConfig.from_dict(json.loads(sys.argv[2]))
+settings = TrainingConfig.from_dict(json.loads(sys.argv[3]))
+model = pytorch.TorchTransformer(config)
+used = set()
+
+def ours(*names):
+    used.update(names)
+    return np.concatenate([arrays[name] for name in names], axis=-1).T
+
+for name, parameter in model.named_parameters():
+    if name == "embedding.weight":
+        value = ours("source_embedding/table").T
+    else:
+        _, side, _, index, part = name.split(".", 4)
+        names = OURS[part.replace("norm2", "norm3") if side == "encoder" else part]
+        value = ours(*(f"{side}/layer_{index}/{each}" for each in names.split()))
+    with torch.no_grad():
+        parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
+
+step = pytorch.make_step(model, settings)
+losses = [
+    step(({"source": source, "target": target}, labels)).item()
+    for source, target, labels in zip(arrays["source"], arrays["target"], arrays["labels"])
+]
+unused = sorted(arrays.keys() - used - {"source", "target", "labels"})
+print(json.dumps([sum(each.numel() for each in model.parameters()), losses, unused]))
 """
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
-def test_pytorch_has_our_parameters_and_learns(run_python):
-    model = build_model(ModelConfig.preset("tiny", vocabulary_size=50, num_layers=2))
+@pytest.mark.slow
+def test_pytorch_has_our_parameters_and_losses(tmp_path, run_python):
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
+    import keras
+
+    from keras_transformer.models import build_model
+    from keras_transformer.training.optimizer import compile_for_training
+
+    keras.utils.set_random_seed(1)
+    config = ModelConfig.preset("tiny", vocabulary_size=50, num_layers=2, dropout=0.0)
+    training = TrainingConfig.preset("tiny", precision="float32", warmup_steps=10)
+    model = build_model(config)
+    weights = {each.path.partition("/")[2]: each.numpy() for each in model.weights}
+    source, target, labels = np.random.default_rng(1).integers(4, 50, (3, 4, 3, 6), np.int32)
+    labels[:, 1, 4:] = target[:, 1, 4:] = source[:, 2, 5:] = 0  # padding
+    target[:, :, 0] = BOS_ID
+    path = tmp_path / "model.npz"
+    np.savez(path, **weights, source=source, target=target, labels=labels)
+    configs = [json.dumps(each.to_dict()) for each in (config, training)]
     paths = os.pathsep.join([str(_SCRIPTS), str(_SCRIPTS.parent)])
-    output = run_python("-c", _PYTORCH_LOSSES, PYTHONPATH=paths)
-    assert output.splitlines()[-1] == f"{model.count_params()} True"
+    output = run_python("-c", _PYTORCH_LOSSES, path, *configs, PYTHONPATH=paths)
+    num_parameters, losses, unused = json.loads(output.splitlines()[-1])
+    assert (num_parameters, unused) == (model.count_params(), [])
+    compile_for_training(model, training)
+    for *ids, batch_labels, loss in zip(source, target, labels, losses, strict=True):
+        model.reset_metrics()
+        inputs = dict(zip(("source", "target"), ids, strict=True))
+        found = model.train_on_batch(inputs, batch_labels, return_dict=True)["loss"]
+        assert found == pytest.approx(loss, rel=2e-5)
+    assert losses[-1] != pytest.approx(losses[0], rel=0.01)
