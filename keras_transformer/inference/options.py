@@ -65,17 +65,21 @@ def read_options(
         if values.dtype.is_floating:
             settings[name] = tf.minimum(settings[name], _MAX_FLOAT)  # infinity too
     settings["repetition_penalty"] = tf.maximum(settings["repetition_penalty"], 1e-3)
-    limit = search.max_extra_length
-    is_ignored = settings["max_extra_length"] > limit
-    settings["max_extra_length"] = tf.minimum(settings["max_extra_length"], limit)
+    extra = search.max_extra_length
+    is_ignored = settings["max_extra_length"] > extra
+    settings["max_extra_length"] = tf.minimum(settings["max_extra_length"], extra)
+    if limit := search.max_length:  # such as that of a table of learned positions
+        asked = settings["max_length"]
+        is_ignored |= (asked == 0) | (asked > limit)
+        settings["max_length"] = tf.where(asked > 0, tf.minimum(asked, limit), limit)
     source_lengths = tf.cast(source_lengths, tf.int32)
     longest = max_lengths(settings, source_lengths)  # [B]
-    most_tokens = search.max_source_length + limit + 1
+    most_tokens = search.max_source_length + extra + 1
     prefix = tokenizer.tokenize(columns["prefix"], most_tokens)
     is_ignored |= tokenizer.cuts(columns["prefix"], most_tokens)
     lengths = tf.cast(prefix.row_lengths(), tf.int32)
     is_ignored |= (lengths > longest) | _has_unknown(prefix)
-    lengths = tf.minimum(lengths, source_lengths + limit)
+    lengths = tf.minimum(lengths, source_lengths + extra)
     places = tf.range(tf.maximum(tf.reduce_max(lengths), 0))  # of no rows it is negative
     ids = prefix.to_tensor(PAD_ID)[:, : tf.size(places)]
     settings["prefix"] = tf.where(places < lengths[:, None], ids, PAD_ID)

@@ -310,6 +310,11 @@ def test_texts_are_cut_where_learned_positions_end(wrap):
     remarks = [each.message.remark for each in caught]
     assert remarks == ["source_cut", "best_cut", "is_cut", "source_cut", "is_cut"]
     assert len(score.token_scores) == 19 and attention.weights.shape == (20, 20)
+    for limit in (0, 20):  # a request cannot raise the limit
+        with pytest.warns(SentenceWarning) as caught:
+            longest = translator.translate(text, max_length=limit, min_length=19)
+        assert {"options_ignored", "best_cut"} <= {each.message.remark for each in caught}
+        assert longest.text == translator.translate(text, min_length=19).text
 
 
 @pytest.mark.slow
