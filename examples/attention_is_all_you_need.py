@@ -22,7 +22,8 @@ from keras import layers, ops
 
 from keras_transformer import Seq2SeqPreprocessor, learn_vocabulary
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
-from keras_transformer.data import DatasetSplit, FilePair, pad_ids
+from keras_transformer.data.corpus import FilePair, pad_ids
+from keras_transformer.data.datasets import DatasetSplit
 
 warnings.filterwarnings("ignore", "You are using a softmax over axis -1")  # of one key, at first
 

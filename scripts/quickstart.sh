@@ -40,7 +40,7 @@ step "4/6 Translating 500 test numbers, which training never saw"
 import pathlib
 import sys
 
-from keras_transformer.data import DatasetSplit
+from keras_transformer.data.datasets import DatasetSplit
 
 pairs = DatasetSplit(name="number_names/en-de", split="test[:500]")
 for side, lines in zip(("en", "de"), zip(*pairs)):

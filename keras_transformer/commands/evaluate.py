@@ -23,7 +23,7 @@ from keras_transformer.host import machine, package_versions
 from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
-    from keras_transformer.data import ParallelText
+    from keras_transformer.data.corpus import ParallelText
     from keras_transformer.training.run import RunDirectory
 
     # Task, test set, output of each sentence, and what made them, for --json.

@@ -12,7 +12,7 @@ from keras_transformer.errors import InputError
 from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
-    from keras_transformer.data import ParallelText
+    from keras_transformer.data.corpus import ParallelText
     from keras_transformer.training.run import RunDirectory
     from keras_transformer.training.settings import RunConfigs
 
@@ -53,7 +53,7 @@ def read_test_set(task: Task, run: "RunConfigs | None") -> "ParallelText":
     Raises:
         InputError: a file cannot be read or has no sentence, or none is named.
     """
-    from keras_transformer.data import FilePair, ParallelText
+    from keras_transformer.data.corpus import FilePair, ParallelText
     from keras_transformer.training.prepare import read_test_text
 
     source, target, file = flags.FLAGS.source, flags.FLAGS.target, flags.FLAGS.file

@@ -32,7 +32,7 @@ from keras_transformer.tasks import registered_tasks
 from keras_transformer.training import settings
 
 if TYPE_CHECKING:
-    from keras_transformer.data import ParallelText
+    from keras_transformer.data.corpus import ParallelText
     from keras_transformer.training.run import RunDirectory
     from keras_transformer.training.settings import RunConfigs
 

@@ -111,8 +111,6 @@ def find_builder(name: str, data_dir: str | os.PathLike[str] | None = None) -> A
     with needs_extra("datasets"):
         import tensorflow_datasets as tfds
 
-        from keras_transformer.data import number_names  # noqa: F401 (registers itself)
-
     try:
         return tfds.builder(name, data_dir=data_dir)
     except (ValueError, AssertionError, ImportError) as error:

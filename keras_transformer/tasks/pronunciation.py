@@ -16,7 +16,7 @@ from keras_transformer.files import PairFile, Path, iterate_lines
 from keras_transformer.tasks.task import Metric, Task, register_task
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
-    from keras_transformer.data import PairSource
+    from keras_transformer.data.corpus import PairSource
 
 
 @register_task

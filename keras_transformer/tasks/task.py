@@ -18,7 +18,7 @@ from keras_transformer.files import Path, read_lines, replace_control_characters
 from keras_transformer.version import __version__
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
-    from keras_transformer.data import PairSource
+    from keras_transformer.data.corpus import PairSource
     from keras_transformer.text import Vocabulary
 
 # What metrics.jsonl and the logs of `fit` hold of training itself.
@@ -141,7 +141,8 @@ class Task(JsonConfig, abc.ABC):
             Streams, none if the configuration names nothing for this split. A source text with
             several references occurs once with each.
         """
-        from keras_transformer.data import DatasetSplit, FilePair
+        from keras_transformer.data.corpus import FilePair
+        from keras_transformer.data.datasets import DatasetSplit
 
         names = split_list(data.dataset)
         sets = [DatasetSplit(name=name, split=split, reverse=data.reverse) for name in names]
@@ -176,7 +177,7 @@ class Task(JsonConfig, abc.ABC):
 
     def read_file(self, path: Path) -> "PairSource":
         """Returns the pairs of a file with both sides; by default source, tab, target."""
-        from keras_transformer.data import TsvFile
+        from keras_transformer.data.corpus import TsvFile
 
         return TsvFile(path)
 

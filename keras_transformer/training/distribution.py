@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_transformer.data import Batch, TokenizedCorpus, to_dataset
+from keras_transformer.data.batches import Batch, to_dataset
+from keras_transformer.data.corpus import TokenizedCorpus
 from keras_transformer.errors import InputError, check_choice, one_line
 from keras_transformer.host import has_bfloat16
 from keras_transformer.models.update import sum_over_replicas

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from keras_transformer.config import TrainingConfig, split_list
-from keras_transformer.data import BatchShape
+from keras_transformer.data.batches import BatchShape
 from keras_transformer.errors import InputError, check_choice
 from keras_transformer.host import num_cores
 from keras_transformer.models import Seq2SeqModel

@@ -9,13 +9,9 @@ import numpy.typing as npt
 
 from keras_transformer.config import DEFAULT_VOCABULARY_SIZE, WORD_START, DataConfig
 from keras_transformer.config.search import MAX_TOKENS
-from keras_transformer.data import (
-    AugmentedPairs,
-    PairSource,
-    ParallelText,
-    TokenizedCorpus,
-    cached_corpus,
-)
+from keras_transformer.data.augmentation import AugmentedPairs
+from keras_transformer.data.corpus import PairSource, ParallelText, TokenizedCorpus
+from keras_transformer.data.token_cache import cached_corpus
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path
 from keras_transformer.tasks import Task, TranslationTask

@@ -26,7 +26,7 @@ import filelock
 import tensorflow as tf
 from typing_extensions import Self
 
-from keras_transformer.data import ParallelText, TokenizedCorpus
+from keras_transformer.data.corpus import ParallelText, TokenizedCorpus
 from keras_transformer.errors import InputError, NotRegisteredError, writing
 from keras_transformer.files import Path, local_path, write_atomically
 from keras_transformer.models import Seq2SeqModel, build_model

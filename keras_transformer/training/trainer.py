@@ -26,15 +26,14 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
-from keras_transformer.data import (
+from keras_transformer.data.batches import (
     MAX_COMPILED_SHAPES,
     MAX_SHAPES,
     BatchPlan,
     BatchShape,
-    ParallelText,
-    TokenizedCorpus,
     training_batches,
 )
+from keras_transformer.data.corpus import ParallelText, TokenizedCorpus
 from keras_transformer.errors import InputError
 from keras_transformer.host import noted_signals
 from keras_transformer.models import Seq2SeqModel, build_model

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from keras_transformer.config import SearchConfig, TrainingConfig
-from keras_transformer.data import BatchPlan, ParallelText, evaluation_batches
+from keras_transformer.data.batches import BatchPlan, evaluation_batches
+from keras_transformer.data.corpus import ParallelText
 from keras_transformer.errors import InputError
 from keras_transformer.inference import Translator
 from keras_transformer.inference.compiled_search import gpu_shapes

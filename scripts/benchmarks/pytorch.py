@@ -24,7 +24,7 @@ from keras_transformer.config import PAD_ID, ModelConfig, TrainingConfig, Transf
 from keras_transformer.host import keep_freed_memory
 
 if TYPE_CHECKING:
-    from keras_transformer.data import Batch
+    from keras_transformer.data.batches import Batch
 
 
 class TorchTransformer(nn.Module):

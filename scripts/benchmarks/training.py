@@ -17,7 +17,7 @@ from keras_transformer.commands import common
 from keras_transformer.config import BOS_ID, EOS_ID, ModelConfig, TrainingConfig
 
 if TYPE_CHECKING:  # it would load TensorFlow, beside which PyTorch's optimizers cannot be imported
-    from keras_transformer.data import Batch
+    from keras_transformer.data.batches import Batch
 
 # The file that an engine runs. "kept" and "compiled" keep freed memory, as ours does.
 ENGINES = {
@@ -90,7 +90,7 @@ def main(job: Job) -> None:
     import keras
     import tensorflow as tf
 
-    from keras_transformer.data import to_dataset
+    from keras_transformer.data.batches import to_dataset
     from keras_transformer.models import build_model
     from keras_transformer.training.optimizer import compile_for_training
 

@@ -3,7 +3,8 @@ import unicodedata
 
 import pytest
 
-from keras_transformer.data import AugmentedPairs, FilePair
+from keras_transformer.data.augmentation import AugmentedPairs
+from keras_transformer.data.corpus import FilePair
 
 
 @pytest.fixture(scope="module")

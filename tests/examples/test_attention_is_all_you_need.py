@@ -9,7 +9,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer import Seq2SeqPreprocessor
 from keras_transformer.config import EOS_ID
-from keras_transformer.data import pad_ids
+from keras_transformer.data.corpus import pad_ids
 
 WORDS = ["a", "b", "c", "d", "e", "f", "g"]
 

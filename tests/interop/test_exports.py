@@ -17,7 +17,7 @@ from samples import make_model, opus_vocabulary, some_ids
 
 from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
-from keras_transformer.data import pad_ids
+from keras_transformer.data.corpus import pad_ids
 from keras_transformer.errors import InputError
 from keras_transformer.interop import read_model
 from keras_transformer.interop.ctranslate2 import export_ctranslate2

@@ -11,7 +11,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file, save_file
 
 from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, SearchConfig, TrainingConfig
-from keras_transformer.data import ParallelText
+from keras_transformer.data.corpus import ParallelText
 from keras_transformer.interop import import_run, read_model
 from keras_transformer.interop.foreign import ImportOptions
 from keras_transformer.interop.reading import read_pytorch

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from keras_transformer.config import DataConfig
-from keras_transformer.data import ParallelText
+from keras_transformer.data.corpus import ParallelText
 from keras_transformer.errors import InputError
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.prepare import (

@@ -15,7 +15,7 @@ import pytest
 import tiny_run
 from tiny_run import assert_same_checkpoint, contents, copy_of
 
-from keras_transformer.data import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
+from keras_transformer.data.batches import MAX_COMPILED_SHAPES, MAX_SHAPES, BatchPlan
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer, build_model
 from keras_transformer.training import trainer

@@ -6,7 +6,8 @@ import tiny_run
 
 from keras_transformer import Translator
 from keras_transformer.config import SearchConfig
-from keras_transformer.data import MAX_SHAPES, ParallelText
+from keras_transformer.data.batches import MAX_SHAPES
+from keras_transformer.data.corpus import ParallelText
 from keras_transformer.errors import InputError
 from keras_transformer.models import Transformer
 from keras_transformer.tasks import TranslationTask

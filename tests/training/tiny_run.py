@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from keras_transformer.config import DataConfig, TrainingConfig, TransformerConfig
-from keras_transformer.data import ParallelText, TokenizedCorpus
+from keras_transformer.data.corpus import ParallelText, TokenizedCorpus
 from keras_transformer.text import Vocabulary, learn_vocabulary
 from keras_transformer.training import trainer
 from keras_transformer.training.prepare import tokenize

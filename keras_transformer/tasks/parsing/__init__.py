@@ -20,7 +20,7 @@ from keras_transformer.tasks.parsing import trees
 from keras_transformer.tasks.task import Metric, Task, register_task
 
 if TYPE_CHECKING:  # tasks load without TensorFlow
-    from keras_transformer.data import PairSource
+    from keras_transformer.data.corpus import PairSource
     from keras_transformer.text import Vocabulary
 
 
