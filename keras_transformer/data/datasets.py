@@ -111,6 +111,8 @@ def find_builder(name: str, data_dir: str | os.PathLike[str] | None = None) -> A
     with needs_extra("datasets"):
         import tensorflow_datasets as tfds
 
+        import keras_transformer.data.number_names  # noqa: F401 (registers itself)
+
     try:
         return tfds.builder(name, data_dir=data_dir)
     except (ValueError, AssertionError, ImportError) as error:
