@@ -192,7 +192,7 @@ def search_fields(decoder: Options) -> dict[str, Any]:
         "beam_size": decoder.get("beam-size", int, 12),
         "length_penalty_form": "power",
         "length_penalty": decoder.get("normalize", float, 0.0),
-        "forbid_unknown": decoder.get("allow-unk", str, "") != "true",
+        "forbid_unknown": decoder.get("allow-unk", str, "").lower() not in ("true", "yes"),
         "min_length": 0,
         "early_stop": "narrow",
     }

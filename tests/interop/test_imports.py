@@ -323,6 +323,7 @@ SEARCH = [
     (MARIAN, {"normalize": 1, "beam-size": 6, "word-penalty": 0},
      {"length_penalty": 1.0, "beam_size": 6}, ""),
     (MARIAN, {"allow-unk": "true"}, {"forbid_unknown": False}, ""),
+    (MARIAN, {"allow-unk": "Yes"}, {"forbid_unknown": False}, ""),
     (MARIAN, {"output-sampling": ["full"], "max-length-factor": 2}, {},
      "max-length-factor 2, output-sampling"),
 ]  # fmt: skip
