@@ -8,7 +8,7 @@ cache, in the order of the paper. Text and vocabulary come from `keras_transform
     python examples/attention_is_all_you_need.py --multi30k=data/multi30k  # captions
 
 Shapes: B sentences, S source tokens, T target tokens, D model dimension, H heads, K = D / H,
-V vocabulary, W hypotheses of the beam. A decoder layer's memory: keys and values of the encoder.
+V vocabulary, W hypotheses of the beam. Memory: the encoder's output as a layer's keys and values.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.data.corpus import FilePair, pad_ids
 from keras_transformer.data.datasets import DatasetSplit
 
-warnings.filterwarnings("ignore", "You are using a softmax over axis -1")  # of one key, at first
+warnings.filterwarnings("ignore", "You are using a softmax over axis -1")  # one key in a first step
 
 # The model (3)
 
@@ -163,7 +163,7 @@ class Transformer(keras.Model):
         num_cached, causal_mask = 0, None
         if caches is None:
             positions = ops.arange(ops.shape(target)[1])
-            causal_mask = positions[:, None] >= positions  # [T, T]; hides padding, which is last
+            causal_mask = positions[:, None] >= positions  # [T, T]; padding follows real tokens
             caches = [None] * len(self.decoder)
         else:
             num_cached = ops.shape(caches[0][0])[2]
@@ -196,7 +196,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 def smoothed_cross_entropy(labels, logits, smoothing=0.1):
     """Cross-entropy with label smoothing (5.4), the mean over all tokens but padding.
 
-    The label has 1 - smoothing of the probability; all V tokens share the rest.
+    The wanted distribution is (1 - smoothing) one_hot(label) + smoothing / V.
     """
     log_probs = ops.log_softmax(logits)  # [B, T, V]
     picked = ops.take_along_axis(log_probs, ops.cast(labels, "int32")[..., None], axis=-1)
@@ -209,7 +209,7 @@ def smoothed_cross_entropy(labels, logits, smoothing=0.1):
 
 
 def greedy_search(model, source, max_length):
-    """Returns the most probable token after all before it: ids [B, at most max_length]."""
+    """Takes the most probable token at each step: ids [B, at most max_length], junk after EOS."""
     memories, mask = model.encode(source)
     newest, caches = np.full((len(source), 1), BOS_ID), None
     ids = np.zeros((len(source), 0), int)
@@ -227,8 +227,8 @@ def beam_search(model, source, max_length, beam_size=4, alpha=0.6):
     """
     num_sentences = len(source)
     penalties = ((5 + np.arange(max_length + 1)) / 6) ** alpha  # by length
-    for_beam = functools.partial(ops.repeat, repeats=beam_size, axis=0)  # [B * W, ...]
-    memories, mask = keras.tree.map_structure(for_beam, model.encode(source))
+    repeat_for_beam = functools.partial(ops.repeat, repeats=beam_size, axis=0)  # [B * W, ...]
+    memories, mask = keras.tree.map_structure(repeat_for_beam, model.encode(source))
     caches, newest = None, np.full((num_sentences * beam_size, 1), BOS_ID)
     log_probs = np.full((num_sentences, beam_size), -np.inf)
     log_probs[:, 0] = 0.0  # all hypotheses are the same at first
@@ -242,7 +242,7 @@ def beam_search(model, source, max_length, beam_size=4, alpha=0.6):
         next_log_probs[..., [PAD_ID, BOS_ID]] = -np.inf  # never written
         if length == max_length:  # only EOS
             next_log_probs[..., EOS_ID + 1 :] = next_log_probs[..., :EOS_ID] = -np.inf
-        # Of the best 2 W continuations at least W do not end; of the best W some may end.
+        # Each hypothesis has one continuation with EOS: at least W of the best 2 W do not end.
         all_log_probs = (log_probs[..., None] + next_log_probs).reshape(num_sentences, -1)
         order = np.argsort(-all_log_probs, axis=1, kind="stable")[:, : 2 * beam_size]
         parents, new = np.divmod(order, next_log_probs.shape[-1])  # [B, 2 W]
@@ -258,10 +258,11 @@ def beam_search(model, source, max_length, beam_size=4, alpha=0.6):
         log_probs = np.take_along_axis(top_log_probs, open_ranks, axis=1)
         parents, new = (np.take_along_axis(each, open_ranks, axis=1) for each in (parents, new))
         if (log_probs[:, 0] / penalties[max_length] <= best_scores).all():
-            break  # no open hypothesis can win any more
+            break  # log-probabilities only fall, and no divisor is larger: none can win
         ids = np.take_along_axis(ids, parents[..., None], axis=1)
         ids = np.concatenate([ids, new[..., None]], axis=2)
         rows = (np.arange(num_sentences)[:, None] * beam_size + parents).reshape(-1)
+        # A cache follows its hypothesis; memories stay, the same for all W of a sentence.
         caches = keras.tree.map_structure(functools.partial(ops.take, indices=rows, axis=0), caches)
         newest = new.reshape(-1, 1)
     return best_ids
@@ -279,15 +280,13 @@ def main():
         names = "train", "test_2016_flickr"
         train, test = (FilePair(f"{folder}/{name}.en", f"{folder}/{name}.de") for name in names)
         vocabulary_size, num_layers, warmup_steps, epochs = 8000, 4, 2000, 30
-    texts = (text for pair in train for text in pair)
-    vocabulary = learn_vocabulary(texts, size=vocabulary_size)
+    vocabulary = learn_vocabulary((text for pair in train for text in pair), size=vocabulary_size)
     batches = Seq2SeqPreprocessor(vocabulary).batches(train, batch_tokens=4096)
     model = Transformer(vocabulary.size, num_layers, model_dim=128, inner_dim=256, num_heads=4)
     schedule = Schedule(model_dim=128, warmup_steps=warmup_steps)
     adam = keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9)  # 5.3
     model.compile(adam, loss=smoothed_cross_entropy)
     model.fit(batches, epochs=epochs, shuffle=False, verbose=2)  # batches are shuffled already
-
     pairs = [*test][:200]
     ids = pad_ids([[*row, EOS_ID] for row in vocabulary.encode([source for source, _ in pairs])])
     answers = vocabulary.decode(beam_search(model, ids, max_length=60))

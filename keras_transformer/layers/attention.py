@@ -222,7 +222,7 @@ class SelfAttention(ScaledDotProductAttention):
         Args:
             x: [B * W, D], the new tokens.
             kv_cache: of the tokens before them, from `empty_kv_cache` at first.
-            time: tokens read before, t.
+            time: tokens read before these, t - 1.
             score_bias: [B, 1, W, S] from `slot_bias`, which lets each hypothesis see its ancestors
                 and its new token, or of them those in the window. None: each row is a sequence and
                 sees all that it has read.

@@ -18,7 +18,8 @@ Gathering the rows of each branch instead would copy the whole cache in every st
 `empty_slots` decides whether a cache grows with each token or has room for a fixed number of them,
 as XLA needs it. Its type says so from then on: `GrowingSlots` or `FixedSlots`.
 
-Shapes: B batch, H heads, S slots, W hypotheses of a sentence, t tokens read so far.
+Shapes: B batch, H heads, S slots, W hypotheses of a sentence, t tokens read so far, the
+newest included.
 """
 
 from typing import Any, NamedTuple
@@ -46,8 +47,9 @@ class GrowingSlots(NamedTuple):
         return GrowingSlots(ops.concatenate([self.entries, new], axis=2))
 
     def seen(self, x: Tensor, first: Tensor | int, count: int) -> Tensor:
-        """Returns the entries within a window of x [B, ., S, ...], whose third axis has slots or
-        tokens: `count` entries from the number `first`, here the last ones, or all if fewer.
+        """Returns the last `count` entries of x [B, ., S, ...] on axis 2, slots or tokens, or all.
+
+        `first`, the number of the first of them, is what `FixedSlots` needs.
         """
         return x[:, :, -count:] if count else x[:, :, :0]
 

@@ -35,7 +35,8 @@ Gradients = list[Tensor | None]  # None for a weight that the loss does not reac
 class TensorFlowUpdate(keras.Model):
     """A model that TensorFlow trains and evaluates by these methods, not by Keras's.
 
-    Each step runs on one replica. Attributes and arguments are those of `TokenWeightedModel`.
+    Each replica runs these methods on its own rows. Attributes and arguments are those of
+    `TokenWeightedModel`.
     """
 
     accumulation_steps: int
@@ -200,13 +201,14 @@ class TensorFlowUpdate(keras.Model):
         x, labels, weight = keras.utils.unpack_x_y_sample_weight(data)
         logits = self(x, training=training)
         if self._sums_loss:
-            total, tokens = self.loss.sum_and_tokens(labels, logits, weight)
-            total += tokens * sum(tf.cast(loss, tf.float32) for loss in self.losses)
+            total, own_tokens = self.loss.sum_and_tokens(labels, logits, weight)
+            total += own_tokens * sum(tf.cast(loss, tf.float32) for loss in self.losses)
         else:  # a mean over the real tokens, divided by the number of replicas
-            tokens = _count_tokens(labels)
+            own_tokens = _count_tokens(labels)
             loss = self.compute_loss(x, labels, logits, weight, training=training)
-            total = tokens * tf.cast(loss, tf.float32) * _num_replicas()
-        self._loss_tracker.update_state(total / tf.maximum(tokens, 1.0), sample_weight=tokens)
+            total = own_tokens * tf.cast(loss, tf.float32) * _num_replicas()
+        mean = total / tf.maximum(own_tokens, 1.0)
+        self._loss_tracker.update_state(mean, sample_weight=own_tokens)
         self.compute_metrics(x, labels, logits, weight)
         return total
 

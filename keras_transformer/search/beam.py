@@ -107,10 +107,11 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
     parents, ids = (tf.gather(part, best, batch_dims=1) for part in (parents, ids))
 
     # 4. Is the sentence still open (`early_stop`)? The best open hypothesis decides.
-    worst = finished.scores[:, -1:]  # [B, 1], `NOTHING` while places are empty
+    # [B, 1], the last of the places that `start_search` gives; `NOTHING` while one is empty.
+    worst = finished.scores[:, -1:]
     if early_stop in ("first", "narrow"):
         is_open = ~is_possible(worst)
-    else:
+    else:  # "exact" and "current"
         # A log-probability only falls, and the coverage penalty is at most 0, so no score to come
         # is above the log-probability divided by the penalty of the longest translation.
         divisor = inputs.longest_divisor  # [B, 1]
@@ -211,8 +212,8 @@ def rank_next_tokens(
 ) -> tuple[scoring.Blocks, Tensor, Tensor]:
     """Applies the constraints to logits [B, W, V].
 
-    Where none is active, and no token forced, there is no pass over the vocabulary for them, and
-    `rules.forbidden_ids` are not yet forbidden. XLA always makes it.
+    If none is active and no token forced, this skips the pass over the vocabulary, and
+    `rules.forbidden_ids` are not yet forbidden. Under XLA it never skips.
 
     Log-probabilities are over all tokens, as in training: the others do not get the share of what
     is forbidden. A forced token counts at its own probability, after `adjust`.

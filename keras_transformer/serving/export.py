@@ -64,7 +64,7 @@ def export(
     Args:
         translator: what to write.
         folder: the model's folder; created if it does not exist.
-        version: a positive number; None means one more than the highest there.
+        version: a number above those there; None means one more than the highest.
         name: the model's name in requests; by default the folder's name.
         sentences: typical text for the warm-up requests and the check; by default it is generated
             from the vocabulary.
@@ -72,7 +72,7 @@ def export(
         say: receives lines about the progress.
 
     Raises:
-        InputError: the version exists, is not positive, or cannot be written; the model's name
+        InputError: the version is not above those there, or cannot be written; the model's name
             is not valid; or a model server could not serve this, or would answer differently.
 
     Example:

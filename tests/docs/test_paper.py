@@ -29,7 +29,6 @@ from keras_transformer.layers import (
     UniversalEncoder,
     WindowedSelfAttention,
 )
-from keras_transformer.layers.attention import attention_weights
 from keras_transformer.layers.embedding import rotate, sinusoids
 from keras_transformer.layers.masks import causal_mask
 from keras_transformer.layers.recurrent import LSTMState
@@ -64,12 +63,6 @@ def heads(query, keys, values, output, hidden=False, add_scores=0):
         scores = query[:, part] @ keys[:, part].T / np.sqrt(K) + add_scores
         attended.append(softmax(np.where(hidden, -np.inf, scores)) @ values[:, part])
     return np.concatenate(attended, axis=-1) @ output
-
-
-def scaled_dot_product():
-    query, keys = normal(T, K), normal(T, K)
-    here = attention_weights(query[None, None] / np.sqrt(K), keys[None, None], None)[0, 0]
-    return here, softmax(query @ keys.T / np.sqrt(K))
 
 
 def cross_attention():
@@ -289,7 +282,6 @@ def halting():
 
 
 FORMULAS = {
-    scaled_dot_product: 1e-12,
     cross_attention: 1e-12,
     masked_self_attention: 1e-12,
     mask_of_the_future: 0,
