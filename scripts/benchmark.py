@@ -1,7 +1,7 @@
 """Measures speed, where it can beside other toolkits on the same machine in the same minutes.
 
     python scripts/benchmark.py train --presets=tiny --json=train.json
-    python scripts/benchmark.py decode --presets=tiny,base
+    python scripts/benchmark.py decode --presets tiny base
     python scripts/benchmark.py decode --run_dir=runs/multi30k --sentences=test.en
     python scripts/benchmark.py start --presets=tiny --rounds=3
     python scripts/benchmark.py gpu_program --aot_python=/tmp/aot/bin/python
@@ -15,7 +15,7 @@ the same weights in float32 and int8, if it is installed. Random weights transla
 to a forced length, or to the lengths of a test set; the model of a training run translates the test
 set. Each engine works as one worker with all cores and, on a CPU, as workers with one core each.
 start: processor seconds of a new process until its first translation, by a run and by its export:
-imports, loading, the first call; and nodes of `serving_default`, and of the whole export.
+imports, loading, the first call.
 gpu_program: what XLA makes of updates and of a search step for an H100, counted without one: its
 kernels, their bytes, the least time that they take, and processor seconds of compilation.
 
@@ -53,25 +53,12 @@ _TEST_SET_BATCH = 64
 Rows = Iterator[list[dict[str, Any]]]  # a table for each list
 
 
-def _presets(text: str) -> list[str]:
-    names = text.split(",") if text else []
-    if unknown := set(names) - TransformerConfig.PRESETS.keys():
-        raise argparse.ArgumentTypeError(f"no preset {', '.join(sorted(unknown))}")
-    return names
-
-
-def _batch(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"expected rows x length, such as 128x16, got {text}")
-    return int(match[1]), int(match[2])
-
-
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
     description, _, examples = __doc__.partition("\n\n")
     common_flags = argparse.ArgumentParser(add_help=False)
-    common_flags.add_argument("--presets", type=_presets, default=["tiny", "base"])
+    presets = list(TransformerConfig.PRESETS)
+    common_flags.add_argument("--presets", nargs="+", choices=presets, default=["tiny", "base"])
     common_flags.add_argument("--json", type=pathlib.Path, help="also write the rows to this file")
     measured = argparse.ArgumentParser(add_help=False)
     measured.add_argument("--rounds", type=int, default=10, help="turns of each engine")
@@ -89,9 +76,9 @@ def parser() -> argparse.ArgumentParser:
     parents = [common_flags, measured, engines]
     train = commands.add_parser("train", parents=parents, help="rates of training")
     train.add_argument("--precisions", default="float32,mixed_bfloat16", help="separated by commas")
-    train.add_argument("--batch", type=_batch, default=(128, 16), help="rows x tokens of a side")
+    train.add_argument("--batch", nargs=2, type=int, default=(128, 16), help="rows, tokens a side")
     decode = commands.add_parser("decode", parents=parents, help="rates and latency of search")
-    decode.add_argument("--batch", type=_batch, help="sentences x tokens, for random weights")
+    decode.add_argument("--batch", nargs=2, type=int, help="sentences, tokens of random ones")
     decode.add_argument("--run_dir", help="training run whose model translates --sentences")
     decode.add_argument("--checkpoint", default="auto", help="of --run_dir")
     decode.add_argument("--sentences", help="a file with a sentence on each line")
@@ -117,11 +104,14 @@ def _train(options: argparse.Namespace) -> Rows:
 
 
 def _decode(options: argparse.Namespace) -> Rows:
+    from keras_transformer.training.run import RunDirectory
+
     if options.run_dir and not options.sentences:
         raise InputError("--run_dir needs --sentences")
     for preset in ["run"] if options.run_dir else options.presets:
         if options.run_dir:
-            model, source, target = decoding.load_run(options.run_dir, options.checkpoint)
+            run = RunDirectory(options.run_dir)
+            model, (source, target) = run.load_model(options.checkpoint), run.vocabularies()
             sentences = decoding.test_set(options.sentences, source, _TEST_SET_BATCH)
         else:
             size, length, batch_size = _TINY if preset.startswith("tiny") else _LARGER

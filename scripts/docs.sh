@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 make_environment docs
 
 echo "Building the documentation ..."
-.venv/bin/python scripts/paper.py  # line numbers of the page about the papers
+.venv/bin/python scripts/pages.py  # line numbers of the page about the papers; the notebook
 TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m sphinx -W --keep-going --quiet --color \
   -d build/doctrees "$@" docs build/docs
 echo "Built build/docs/index.html"

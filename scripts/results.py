@@ -35,6 +35,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LOGS = ROOT / "docs" / "results" / "logs"
@@ -45,111 +46,111 @@ _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 _DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?!\w|\.\d)")  # and no version such as 2.21.0
 _CODE_OR_LINK = re.compile(r"`[^`]*`|\]\([^)]*\)")
 _EXEMPT = "not measured here: "
+_OF_EVALUATE = {"task", "user_module", "remove_bpe", "bleu_tokenize", "bleu_lowercase"}
 
 Entries = list[list[str]]
 
 
-def value_in_log(logs: pathlib.Path, log: str, key: str) -> float:
-    """Returns the value of a key of a log.
-
-    Args:
-        logs: folder of the logs.
-        log: name of a JSON file, or of JSON lines (`.jsonl.gz`), or a pattern of several.
-        key: `name`, `step=STEP:name` in JSON lines, `mean:name` of a pattern; `a.b` is `b` in `a`.
+def value_in_log(log: str, key: str) -> float:
+    """Returns the value of a key of a log: `name`, `step=STEP:name`, `mean:name`, `a.b` of `a`.
 
     Raises:
         LookupError: there is no such log, or no such value in it.
     """
-    paths = sorted(logs.glob(log))
+    paths = sorted(LOGS.glob(log))
     *places, name = key.split(":")
     if not paths or (len(paths) > 1 and places != ["mean"]):
         raise LookupError(f"{len(paths)} logs are named {log}")
-    return statistics.mean(_read(path, places, name) for path in paths)
+    values = []
+    for path in paths:
+        rows = _rows(path)
+        if places and places != ["mean"]:
+            rows = [row for row in rows if f"step={row['step']}" == places[0]]
+        value: Any = rows[-1] if rows else {}
+        for part in name.split("."):
+            if not isinstance(value, dict) or value.get(part) is None:
+                raise LookupError(f"{path.name} has no {key}")
+            value = value[part]
+        values.append(float(value))
+    return statistics.mean(values)
 
 
-def _read(path: pathlib.Path, places: list[str], name: str) -> float:
+def _rows(path: pathlib.Path) -> list[Any]:
+    """Returns the rows of a log: a JSON file is one row."""
     content = path.read_bytes()
     text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
-    rows = [json.loads(line) for line in text.splitlines()] if ".jsonl" in path.name else None
-    value = json.loads(text) if rows is None else rows[-1]
-    for place in places:
-        if rows is not None and place.startswith("step="):
-            value = next((row for row in rows if row["step"] == int(place[5:])), {})
-    for part in name.split("."):
-        if not isinstance(value, dict) or value.get(part) is None:
-            raise LookupError(f"{path.name} has no {':'.join([*places, name])}")
-        value = value[part]
-    return float(value)
+    return list(map(json.loads, text.splitlines() if ".jsonl" in path.name else [text]))
 
 
-def _matches(text: str, entries: Entries) -> Iterator[tuple[str, list[str], re.Match[str] | None]]:
-    """Yields each entry's words and sources, and its match on the page, if there is one."""
-    position = 0
-    for words, *sources in entries:
-        pattern = re.escape(re.sub(r"\s*\.\.\.\s*", "...", words))
-        for part, replaced in ((r"\.\.\.", r"[^\n]*?"), (r"\ ", r"\s+"), (r"\#", _FIGURE)):
-            pattern = pattern.replace(part, replaced)
-        match = re.compile(pattern).search(text, position)
-        position = match.end(match.re.groups) if match else position
-        yield words, sources, match
-
-
-def update_page(text: str, entries: Entries, logs: pathlib.Path) -> tuple[str, list[str]]:
+def check_page(text: str, entries: Entries, is_complete: bool) -> tuple[str, list[str]]:
     """Returns a page with the figures of its logs, and what was wrong with it before.
 
     Args:
         text: the page, in Markdown.
         entries: its list in figures.json.
-        logs: folder of the logs.
+        is_complete: whether every number needs a log.
     """
-    faults, pieces, end = [], [], 0
-    for words, sources, match in _matches(text, entries):
+    faults: list[str] = []
+    figures: list[tuple[int, int, str]] = []  # places on the page, and what the log says
+    exempt_lines: set[int] = set()
+    position = 0
+    for words, *sources in entries:
+        match = _pattern(words).search(text, position)
         if match is None:
             faults.append(f"{words}: not on the page, or before the entry above it")
             continue
+        position = match.end(match.re.groups)
         if sources[0].startswith(_EXEMPT):
+            exempt_lines.add(text.count("\n", 0, match.start()))
             continue
         for group, source in enumerate(sources, 1):
+            figure = match[group]
             try:
-                figure = _figure_of_log(match[group], source, logs)
+                figure = _figure_of_log(figure, source)
+                if figure != match[group]:
+                    faults.append(f"{match[group]}: {source} is {figure}")
             except LookupError as error:
-                figure = match[group]
                 faults.append(f"{figure}: {error.args[0]}")
-            if figure != match[group]:
-                faults.append(f"{match[group]}: {source} is {figure}")
-            pieces += [text[end : match.start(group)], figure]
-            end = match.end(group)
-    return "".join([*pieces, text[end:]]), faults
+            figures.append((*match.span(group), figure))
+    updated = blanked = text
+    for start, end, figure in reversed(figures):
+        updated = updated[:start] + figure + updated[end:]
+        blanked = blanked[:start] + " " * (end - start) + blanked[end:]
+    if is_complete:
+        without_log = _lines_with_numbers(blanked.splitlines(), exempt_lines)
+        faults += [f"no log: {text.splitlines()[number]}" for number in without_log]
+    return updated, faults
 
 
-def _figure_of_log(figure: str, source: str, logs: pathlib.Path) -> str:
+def _pattern(words: str) -> re.Pattern[str]:
+    """Returns the pattern of an entry's words, with a group for each figure."""
+    pattern = re.escape(re.sub(r"\s*\.\.\.\s*", "...", words))
+    for part, replaced in ((r"\.\.\.", r"[^\n]*?"), (r"\ ", r"\s+"), (r"\#", _FIGURE)):
+        pattern = pattern.replace(part, replaced)
+    return re.compile(pattern)
+
+
+def _figure_of_log(figure: str, source: str) -> str:
     """Returns the value of a source in the form of a figure of the page."""
     parts = _SOURCE.fullmatch(source)
     if parts is None:
         raise LookupError(f"no log and key: {source}")
     log, key, divisor, factor = parts.groups()
-    value = value_in_log(logs, log, key) * float(factor or 1)
+    value = value_in_log(log, key) * float(factor or 1)
     if divisor:
-        value /= value_in_log(logs, log, divisor)
+        value /= value_in_log(log, divisor)
     return f"{value:{',' if ',' in figure else ''}.{len(figure.partition('.')[2])}f}"
 
 
-def figures_without_log(text: str, entries: Entries) -> list[str]:
-    """Returns the table rows and paragraph lines of a page with a number that lacks its log."""
-    exempt_lines, rest = set(), list(text)
-    for _, sources, match in _matches(text, entries):
-        if match is None:
-            continue
-        if sources[0].startswith(_EXEMPT):
-            exempt_lines.add(text.count("\n", 0, match.start()))
-            continue
-        for group in range(1, len(sources) + 1):
-            rest[match.start(group) : match.end(group)] = " " * len(match[group])
-    without_log, exempt, fenced = [], False, False
+def _lines_with_numbers(lines: list[str], exempt_lines: set[int]) -> Iterator[int]:
+    """Yields the table rows and paragraph lines of a page that have a number.
+
+    An exempt line exempts its table or paragraph from there on.
+    """
+    exempt = fenced = False
     published: set[int] = set()  # columns of the present table
-    lines, blanked = text.splitlines(), "".join(rest).splitlines()
-    for number, (line, following) in enumerate(itertools.pairwise([*blanked, ""])):
-        cells = line.split("|")[2:]
+    for number, (line, following) in enumerate(itertools.pairwise([*lines, ""])):
+        cells = _CODE_OR_LINK.sub("", line).split("|")[2:]
         exempt = bool(line.strip()) and (exempt or number in exempt_lines)
         if line.startswith("```"):
             fenced = not fenced
@@ -158,12 +159,10 @@ def figures_without_log(text: str, entries: Entries) -> list[str]:
         elif following.startswith("|---"):
             published = {column for column, cell in enumerate(cells) if "Published" in cell}
         elif line.startswith("|"):
-            measured = [cell for column, cell in enumerate(cells) if column not in published]
-            if any(_NUMBER.search(_CODE_OR_LINK.sub("", cell)) for cell in measured):
-                without_log.append(lines[number])
+            if any(_NUMBER.search(cell) for i, cell in enumerate(cells) if i not in published):
+                yield number
         elif _DECIMAL.search(_CODE_OR_LINK.sub("", line)):
-            without_log.append(lines[number])
-    return without_log
+            yield number
 
 
 def check_pages(write: bool) -> int:
@@ -173,26 +172,19 @@ def check_pages(write: bool) -> int:
     complete = {path.relative_to(ROOT).as_posix() for path in LOGS.parent.glob("*.md")}
     complete.add("README.md")
     for page in sorted(complete | figures.keys()):
-        path, entries = ROOT / page, figures.get(page, [])
-        text = path.read_text(encoding="utf-8")
-        updated, faults = update_page(text, entries, LOGS)
-        if page in complete:
-            faults += [f"no log: {row}" for row in figures_without_log(text, entries)]
+        text = (ROOT / page).read_text(encoding="utf-8")
+        updated, faults = check_page(text, figures.get(page, []), page in complete)
         for fault in faults:
             print(f"{page}: {fault}")
         count += len(faults)
         if write and updated != text:
-            path.write_text(updated, encoding="utf-8")
+            (ROOT / page).write_text(updated, encoding="utf-8")
     print(f"results: {count} faults" if count else "results: each figure is that of its log")
     return count
 
 
 def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
-    """Scores a log's outputs again.
-
-    Args:
-        log: its folder, RECIPE or RECIPE-SEED, or RECIPE-gpu-SEED where a GPU trained it.
-        data: the folder of test sets.
+    """Scores the outputs in the folder of a log, RECIPE[-gpu]-SEED, again.
 
     Returns:
         A line about it, and whether a score differs from the log's.
@@ -200,19 +192,16 @@ def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
     recipe = ROOT / "examples" / "recipes" / f"{re.sub(r'(-gpu)?-[0-9]+$', '', log.name)}.flags"
     if not recipe.exists() or not (log / "outputs.txt.gz").exists():
         return "no recipe, or no outputs", False
-    flags = dict(re.findall(r"^--(\w+)(?:=(.*))?$", recipe.read_text(encoding="utf-8"), re.M))
+    flags = dict(re.findall(r"^--(\w+)(=.*)?$", recipe.read_text(encoding="utf-8"), re.M))
     command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--json"]
-    for name in ("test_source", "test_target", "test_file"):
-        if name in flags:
-            path = data / pathlib.PurePath(flags[name]).relative_to("data")
-            if not path.exists():
-                path = path.with_name(f"{path.name}.gz")
-            if not path.exists():
-                return f"no {path}", False
-            command.append(f"--{name.removeprefix('test_')}={path}")
-    for name in ("task", "user_module", "remove_bpe", "bleu_tokenize", "bleu_lowercase"):
-        if name in flags:
-            command.append(f"--{name}={flags[name]}" if flags[name] else f"--{name}")
+    for name in {"test_source", "test_target", "test_file"} & flags.keys():
+        path = data / pathlib.PurePath(flags[name][1:]).relative_to("data")
+        paths = [each for each in (path, path.with_name(f"{path.name}.gz")) if each.exists()]
+        if not paths:
+            return f"no {path}", False
+        command.append(f"--{name.removeprefix('test_')}={paths[0]}")
+    for name in _OF_EVALUATE & flags.keys():
+        command.append(f"--{name}{flags[name]}")
     command.append(f"--answers={log / 'outputs.txt.gz'}")
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if result.returncode:
@@ -221,17 +210,18 @@ def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
     again = json.loads(result.stdout)
     if again["test_set_sha256"] != score["test_set_sha256"]:
         return "another test set", True
-    metrics = [name for name, value in again.items() if isinstance(value, float) and name in score]
+    values = {name: each for name, each in again.items() if isinstance(each, float)}
     differing = [
-        f"{name} {again[name]:.6g}, log {score[name]:.6g}"
-        for name in metrics
-        if abs(again[name] - score[name]) > 1e-6
+        f"{name} {value:.6g}, log {score[name]:.6g}"
+        for name, value in values.items()
+        if abs(value - score.get(name, value)) > 1e-6
     ]
-    values = ", ".join(differing or [f"{name} {again[name]:.4g} as logged" for name in metrics])
-    commit = score.get("commit") or ""
-    known = subprocess.run(["git", "cat-file", "-e", f"{commit}^{{commit}}"], cwd=ROOT, check=False,
-                           stderr=subprocess.DEVNULL).returncode == 0  # fmt: skip
-    return f"{values}; made with commit {commit if known else 'unknown'}", bool(differing)
+    equal = [f"{name} {value:.4g} as logged" for name, value in values.items() if name in score]
+    commit = score.get("commit", "")
+    command = ["git", "cat-file", "-e", f"{commit}^{{commit}}"]
+    is_known = not subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode
+    made_with = f"made with commit {commit if is_known else 'unknown'}"
+    return f"{', '.join(differing or equal)}; {made_with}", bool(differing)
 
 
 def main(arguments: list[str] | None = None) -> int:

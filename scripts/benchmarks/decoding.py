@@ -96,14 +96,6 @@ def _lines(path: str) -> list[str]:
     return lines
 
 
-def load_run(run_dir: str, checkpoint: str) -> "tuple[Transformer, Vocabulary, Vocabulary]":
-    """Loads the model of a training run, and its vocabularies."""
-    from keras_transformer.training.run import RunDirectory
-
-    run = RunDirectory(run_dir)
-    return run.load_model(checkpoint), *run.vocabularies()
-
-
 def test_set(path: str, source: "Vocabulary", batch_size: int) -> Sentences:
     """Reads the sentences of a file."""
     longest = SearchConfig().max_source_length
@@ -219,7 +211,7 @@ class Team:
             raise RuntimeError(f"{self.engine} gave translations of other lengths than forced")
         return translations
 
-    def translate(self, repetitions: int) -> Turn:
+    def translate(self, repetitions: int, round_: int = 0) -> Turn:
         """Translates all batches, as many at the same time as there are workers."""
         time.sleep(_REST_SECONDS)
         batches = self.batches * repetitions
@@ -268,7 +260,7 @@ def measure(
         repetitions = max(1, round(round_seconds / slowest))
         tasks: list[Callable[[int], Turn]] = []
         for team in teams:
-            tasks += [functools.partial(_in_batches, team, repetitions), team.translate_one_by_one]
+            tasks += [functools.partial(team.translate, repetitions), team.translate_one_by_one]
         results = take_turns(tasks, rounds)
     finally:
         for team in teams:
@@ -290,10 +282,6 @@ def measure(
                 "equal": equal,
                 "version": team.process.version,
             }
-
-
-def _in_batches(team: Team, repetitions: int, _: int) -> Turn:
-    return team.translate(repetitions)
 
 
 class SavedModel:
@@ -347,16 +335,12 @@ class CTranslate2:
             inter_threads=job["at_once"],
             intra_threads=job["threads"],
         )
-        self._source, target = (self._tokens(job["model"], side) for side in ("source", "target"))
-        self._ids = {token: number for number, token in enumerate(target)}
+        # One for both sides, or those of source and target.
+        paths = sorted(pathlib.Path(job["model"]).glob("*_vocabulary.json"))
+        vocabularies = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        self._source: list[str] = vocabularies[0]
+        self._ids = {token: number for number, token in enumerate(vocabularies[-1])}
         self._forced = forced
-
-    @staticmethod
-    def _tokens(folder: str, side: str) -> list[str]:
-        shared = pathlib.Path(folder, "shared_vocabulary.json")
-        path = shared if shared.exists() else pathlib.Path(folder, f"{side}_vocabulary.json")
-        tokens: list[str] = json.loads(path.read_text(encoding="utf-8"))
-        return tokens
 
     def translate(self, sentences: Sequence[list[int]]) -> list[list[int]]:
         """Returns the tokens of each best translation, without EOS."""

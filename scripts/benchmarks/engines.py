@@ -10,12 +10,12 @@ import json
 import os
 import pathlib
 import random
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 _FOLDER = pathlib.Path(__file__).resolve().parent
@@ -42,14 +42,14 @@ class Engine:
         self,
         module: str,
         job: Mapping[str, Any],
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
         processes: int = 1,
     ) -> None:
         self._name = f"{module}.py"
         variables = {
             "PYTHONPATH": os.pathsep.join([str(_FOLDER.parent), os.environ.get("PYTHONPATH", "")]),
             "CUDA_VISIBLE_DEVICES": _GPUS if job["device"] == "gpu" else "-1",
-            **(environment or {}),
+            **environment,
         }
         self._processes = [
             subprocess.Popen(
@@ -124,11 +124,9 @@ class Channel:
 
 def peak_megabytes() -> float:
     """Returns the largest resident memory of this process up to now."""
-    status = pathlib.Path("/proc/self/status")
-    if status.exists():  # Linux's ru_maxrss has that of the parent, too, at the time of the fork
-        return int(status.read_text().partition("VmHWM:")[2].split()[0]) / 2**10
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    # Of Linux; ru_maxrss has that of the parent, too, at the time of the fork.
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
 
 
 def check_gpu(job: Mapping[str, Any], is_seen: bool, library: str) -> None:

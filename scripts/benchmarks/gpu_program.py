@@ -100,14 +100,9 @@ def make_module(case: Case) -> bytes:
     function, arguments = (make_update if case.action == "update" else make_search)(case)
     specs = tf.nest.map_structure(lambda each: tf.TensorSpec(each.shape, each.dtype), arguments)
     concrete = function.get_concrete_function(*specs)
-    flat = [
-        spec
-        for spec in tf.nest.flatten(concrete.structured_input_signature)
-        if isinstance(spec, tf.TensorSpec)
-    ]
     # It takes variables only with a device.
     device = "/job:localhost/replica:0/task:0/device:CPU:0"
-    convert = compiler_ir.from_concrete_function(concrete, flat)
+    convert = compiler_ir.from_concrete_function(concrete, tf.nest.flatten(specs))
     module = hlo_pb2.HloModuleProto.FromString(convert(stage="hlo_serialized", device_name=device))
     for computation in module.computations:
         for instruction in computation.instructions:

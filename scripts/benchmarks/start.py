@@ -19,8 +19,8 @@ _MAX_EXTRA_LENGTH = 0  # random weights write to the longest length
 
 def measure(preset: str, vocabulary_size: int, folder: pathlib.Path, rounds: int) -> Iterator[Any]:
     """Yields a row for the run and for the export: medians over fresh processes, in turns."""
-    nodes = _write_models(preset, vocabulary_size, folder)
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in nodes}
+    _write_models(preset, vocabulary_size, folder)
+    turns: dict[str, list[dict[str, float]]] = {"run": [], "export": []}
     for _ in range(rounds):
         for name, seconds in turns.items():
             program = [sys.executable, __file__, name, str(folder / name)]
@@ -29,13 +29,12 @@ def measure(preset: str, vocabulary_size: int, folder: pathlib.Path, rounds: int
             seconds.append(json.loads(output.stdout))
     for name, rows in turns.items():
         medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-        yield {"engine": name, "preset": preset, "rounds": rounds, **medians, "nodes": nodes[name]}
+        yield {"engine": name, "preset": preset, "rounds": rounds, **medians}
 
 
-def _write_models(preset: str, vocabulary_size: int, folder: pathlib.Path) -> dict[str, int]:
-    """Writes a run and its export; returns the nodes of `serving_default` and of all signatures."""
+def _write_models(preset: str, vocabulary_size: int, folder: pathlib.Path) -> None:
+    """Writes a run and its export."""
     import tensorflow as tf
-    from tensorflow.core.protobuf import saved_model_pb2
 
     from benchmarks.decoding import random_model
     from keras_transformer.config import TrainingConfig
@@ -49,19 +48,9 @@ def _write_models(preset: str, vocabulary_size: int, folder: pathlib.Path) -> di
     configs = RunConfigs(model.config, None, TrainingConfig(), search=search)
     RunDirectory(folder / "run").write(configs, vocabulary, vocabulary, model)
     functions = ModelFunctions(model, vocabulary, search=configs.search_config({}))
-    serving = functions.with_stored_projection()
-    signatures = serving.signatures()
-    tf.saved_model.save(serving.module(), str(folder / "export"), signatures=signatures)
-    merge_constants(folder / "export")
-    saved = saved_model_pb2.SavedModel.FromString((folder / "export/saved_model.pb").read_bytes())
-    return {
-        "run": _num_nodes(signatures["serving_default"].graph.as_graph_def()),
-        "export": _num_nodes(saved.meta_graphs[0].graph_def),
-    }
-
-
-def _num_nodes(graph: Any) -> int:
-    return len(graph.node) + sum(len(function.node_def) for function in graph.library.function)
+    functions, path = functions.with_stored_projection(), folder / "export"
+    tf.saved_model.save(functions.module(), str(path), signatures=functions.signatures())
+    merge_constants(path)
 
 
 def main(name: str, path: str) -> None:

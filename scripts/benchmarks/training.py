@@ -104,23 +104,14 @@ def main(job: Job) -> None:
     compile_for_training(model, training)
     channel = Channel(f"keras {keras.__version__}, tensorflow {tf.__version__}")
 
-    class Turns(keras.callbacks.Callback):
-        """Stops the clock after as many steps as were requested, and `fit` at the last request."""
-
-        def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-            self.requested = self.left = channel.request()
-
-        def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-            self.left -= 1
-            if self.left == 0:
-                float((logs or {})["loss"])  # a GPU works on while Python goes on
-                tokens = self.requested * job["rows"] * job["length"]
-                channel.answer(units=tokens, seconds=channel.stop())
-                self.requested = self.left = channel.request()
-                self.model.stop_training = not self.left
-
-    batches = to_dataset(lambda: itertools.repeat(batch(job)))
-    model.fit(batches, steps_per_epoch=10**9, callbacks=[Turns()], shuffle=False, verbose=0)
+    batches = iter(to_dataset(lambda: itertools.repeat(batch(job))))
+    step = tf.function(lambda: model.update(next(batches)), autograph=False)  # as `train` has it
+    while steps := channel.request():
+        for _ in range(steps):
+            metrics = step()
+        float(metrics["loss"])  # a GPU works on while Python goes on
+        tokens = steps * job["rows"] * job["length"]
+        channel.answer(units=tokens, seconds=channel.stop())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import benchmark  # noqa: E402
 
 from benchmarks import gpu_program, hlo  # noqa: E402
 
-_SMALL = ["--presets=tiny", "--rounds=1", "--vocabulary_size=90"]
+_SMALL = ["--presets", "tiny", "--rounds=1", "--vocabulary_size=90"]
 _ENGINES = ["--device=cpu", "--threads=1", "--round_seconds=0"]
 
 slow = pytest.mark.slow
@@ -44,7 +44,7 @@ def measure(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "arguments",
-    ["", "layers", "train --presets=huge", "train --batch=128", "start --batch=1x1",
+    ["", "layers", "train --presets huge", "train --batch 128", "start --batch 1 1",
      "train --device=gpu", "decode --run_dir=none"],
 )  # fmt: skip
 def test_wrong_arguments_end_it_with_a_line(arguments, monkeypatch, tmp_path, capsys):
@@ -67,9 +67,9 @@ _DECODED = ["ours", "ours_xla", "ours_default", "ours_bfloat16",
 @pytest.mark.parametrize(
     ("arguments", "names", "value"),
     [
-        (["train", *_ENGINES, "--precisions=float32", "--batch=2x4"],
+        (["train", *_ENGINES, "--precisions=float32", "--batch", "2", "4"],
          [f"{engine}/tiny/float32/2x4" for engine in _TRAINED], "tokens_per_second"),
-        (["decode", *_ENGINES, "--batch=4x5"],
+        (["decode", *_ENGINES, "--batch", "4", "5"],
          [f"{engine}/1x1/tiny/5-forced/{batch}" for engine in _DECODED for batch in (4, 1)],
          "latency_p50_ms"),
         (["start"], ["run/tiny", "export/tiny"], "translation_seconds"),

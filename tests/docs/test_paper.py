@@ -8,6 +8,7 @@ import json
 import pathlib
 import re
 import runpy
+import types
 
 import keras
 import numpy as np
@@ -314,25 +315,27 @@ def test_formula_equals_numpy(formula):
     np.testing.assert_allclose(here, expected, rtol=0, atol=FORMULAS[formula])
 
 
-def test_rows_name_objects_and_tests_that_exist():
-    paper = runpy.run_path(str(ROOT / "scripts" / "paper.py"))
-    text = paper["PAGE"].read_text("utf-8")
-    assert paper["update"](text)[1] == []
+@pytest.fixture(scope="module")
+def pages():
+    return types.SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "pages.py")))
+
+
+def test_rows_name_objects_and_tests_that_exist(pages):
+    text = pages.PAPER.read_text("utf-8")
+    assert pages.update_links(text)[1] == []
     rows = re.findall(r"^\| (?!Paper|---).*", text, re.M)
     assert len(rows) >= 60
     for row in rows:
-        files = [file for _, _, file in paper["LINK"].findall(row)]
+        files = [file for _, _, file in pages.LINK.findall(row)]
         assert any(file.startswith("keras_transformer") for file in files), row
         assert any(file.startswith("tests") for file in files), row
-    named = {name for name, _, file in paper["LINK"].findall(text) if "test_paper" in file}
+    named = {name for name, _, file in pages.LINK.findall(text) if "test_paper" in file}
     assert {formula.__name__ for formula in FORMULAS} <= named
 
 
-def test_notebook_is_that_of_the_example():
-    notebook = runpy.run_path(str(ROOT / "scripts" / "notebook.py"))
-    example = notebook["EXAMPLE"]
-    shown = example.with_suffix(".ipynb").read_text("utf-8")
-    assert shown == notebook["make_notebook"](example.read_text("utf-8")), "run scripts/notebook.py"
+def test_notebook_is_that_of_the_example(pages):
+    shown = pages.EXAMPLE.with_suffix(".ipynb").read_text("utf-8")
+    assert shown == pages.make_notebook(pages.EXAMPLE.read_text("utf-8")), "run scripts/pages.py"
     cells = [cell for cell in json.loads(shown)["cells"] if cell["cell_type"] == "code"]
     assert len(cells) > 12
     for cell in cells:
