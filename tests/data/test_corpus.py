@@ -11,7 +11,6 @@ from keras_transformer.data.corpus import (
     ParallelText,
     TokenizedCorpus,
     TsvFile,
-    gather_rows,
     pad_ids,
 )
 from keras_transformer.errors import InputError
@@ -103,10 +102,3 @@ def test_both_sides_end_in_eos():
 def test_pad_ids_pads_on_the_right():
     assert pad_ids([[4], [], [5, 6]]).tolist() == [[4, 0], [0, 0], [5, 6]]
     assert pad_ids([]).shape == (0, 0)
-
-
-def test_gather_rows_keeps_order_and_pads():
-    ids = np.array([4, 5, 6, 65_535], np.uint16)
-    rows = gather_rows(ids, np.array([0, 1, 4]), np.array([1, 0]), (3, 4))
-    assert rows.tolist() == [[5, 6, 65_535, 0], [4, 0, 0, 0], [0, 0, 0, 0]]
-    assert rows.dtype == np.int32

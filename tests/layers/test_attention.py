@@ -81,12 +81,6 @@ def test_scores_beyond_the_range_of_exp_give_finite_weights():
     np.testing.assert_array_equal(weights, [[1, 0]])
 
 
-def test_ids_and_images_in_place_of_vectors_are_rejected():
-    for shape in ((2, 5), (2, 3, 5, 8)):
-        with pytest.raises(ValueError, match=f"expected ndim=3, found ndim={len(shape)}"):
-            SelfAttention(num_heads=2, key_dim=4, value_dim=4)(np.ones(shape, "int32"))
-
-
 @pytest.mark.filterwarnings("error")
 def test_gradient_of_the_query_is_zero_for_a_single_key():
     query = tf.Variable(normal(B, 1, 3, D))

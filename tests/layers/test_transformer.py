@@ -72,25 +72,17 @@ def test_half_precision_inputs_have_float32_statistics(policy):
 # Residual connections: the sub-layers of an encoder layer replaced by constants
 
 
-def layer_with_constants(norm_position, output, dropout=0.0, epsilon=1e-6):
+def layer_with_constants(norm_position, output, dropout=0.0):
     """An encoder layer whose attention returns `output`, and whose feed-forward returns 0."""
     layer = EncoderLayer(
         num_heads=1, key_dim=2, value_dim=2, feed_forward_dim=2, attention_bias=True,
-        norm_position=norm_position, norm_epsilon=epsilon, dropout=dropout,
+        norm_position=norm_position, dropout=dropout,
     )  # fmt: skip
     layer.build((None, None, 2))
     for weight in (*layer.self_attention.weights, *layer.feed_forward.weights):
         weight.assign(np.zeros(weight.shape))
     layer.self_attention.output_projection.bias.assign(output)
     return layer
-
-
-def test_post_norm_normalizes_the_sum():
-    # x + y = (1, 7): mean 4, deviations -3 and 3, variance 9; with epsilon 7 the root is 4. The
-    # second norm of (-0.75, 0.75), variance 0.5625, divides by the root of 7.5625, 2.75.
-    layer = layer_with_constants("post", [0.0, 5.0], epsilon=7.0)
-    result = layer(np.array([[[1.0, 2.0]]], "float32"))
-    np.testing.assert_allclose(result, [[[-0.75 / 2.75, 0.75 / 2.75]]], rtol=1e-6)
 
 
 def test_pre_norm_does_not_normalize_the_sum():

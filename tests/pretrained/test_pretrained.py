@@ -120,12 +120,6 @@ def test_shipped_model_takes_what_people_type():
     assert found == [*joined[:2], "Ich mag 👩\u200d💻"]
 
 
-def test_invisible_characters_do_not_change_a_translation():
-    source, _ = RunDirectory.of_checkpoint("en-de")[0].vocabularies()
-    marked = ["\ufeffA\xa0dog runs\xad.", "A d\u200bog runs.\u200e", "A\u202fdog\u3000runs.\u2028"]
-    assert source.encode(marked) == source.encode(["A dog runs."]) * 3
-
-
 @pytest.mark.slow
 def test_commands_take_the_name_of_a_model(packed, call, texts, tmp_path):
     output = tmp_path / "output"

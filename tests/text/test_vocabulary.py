@@ -58,19 +58,6 @@ def test_tokens_are_the_most_frequent_words_or_merges(kind, text, size, pieces):
     assert learn_vocabulary([text], size=size, kind=kind).pieces([4, 5]) == pieces
 
 
-# In other scripts, and as other toolkits mark text: full-width punctuation, joiners within Persian
-# and Sinhala words and an emoji, Thai "am", fractions, superscripts, signs and a joiner of tokens.
-COMPATIBLE = [
-    "，！（）：？", "می\u200cخواهم", "ශ්\u200dරී", "👩\u200d🌾", "ทำ", "½ ² … № ™", "don￭ 't",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("options", [{}, {"normalization": "identity"}])
-def test_text_of_other_scripts_comes_back_by_default(options):
-    vocabulary = learn_vocabulary(COMPATIBLE, size=100, kind="char", **options)
-    assert vocabulary.decode(vocabulary.encode(COMPATIBLE)) == COMPATIBLE
-
-
 @pytest.mark.parametrize(
     ("normalization", "text", "normal"),
     [

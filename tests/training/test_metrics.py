@@ -144,6 +144,3 @@ def test_unusable_file_is_reported(path):
         read_metrics(path)
     with pytest.raises(InputError, match="cannot write"):
         append_row(path / "absent", {"step": 1})
-
-
-# What shows them

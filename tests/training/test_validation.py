@@ -19,7 +19,6 @@ from keras_transformer.training.validation import DevMetric, Validation, check_v
 WORDS = "a b c d e f g h"
 LINES = ["a c b", "h g f e d c b a h", "e", "b b d f a g", "c d e f", ""]
 TEXT = ParallelText(LINES, [*LINES[:-1], "a"])
-ONE = ParallelText(LINES[:1], LINES[:1])
 SEARCH = SearchConfig(max_extra_length=4)
 
 
