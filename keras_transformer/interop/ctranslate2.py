@@ -40,7 +40,6 @@ from keras_transformer.interop.reading import (
     Tensors,
     map_file,
     read_json,
-    read_token_lines,
     reading,
     reject,
 )
@@ -237,8 +236,8 @@ def read_ctranslate2(folder: pathlib.Path, import_options: ImportOptions) -> For
     """Returns the model in a folder, its weights in float32.
 
     The folder has model.bin (options and weights), config.json (names of the special tokens),
-    shared_vocabulary, or source_ and target_vocabulary, as .json or .txt, and, if this package
-    wrote it, source.model and target.model.
+    shared_vocabulary.json, or source_ and target_vocabulary.json, and, if this package wrote it,
+    source.model and target.model.
     """
     path = folder / "model.bin"
     content = map_file(path)
@@ -288,7 +287,7 @@ class _ModelBin:
     def arrays(self) -> dict[str, Array]:
         """Returns the arrays by name; integers that have scales are divided by them."""
         version, name = self._number("<I"), self._text()
-        if version not in (5, 6) or name != "TransformerSpec":
+        if version != 6 or name != "TransformerSpec":
             raise ValueError(f"it is {name[:40]!r} of version {version}, not TransformerSpec 6")
         self._number("<I")  # revision
         stored = dict(self._entry() for _ in range(self._number("<I")))
@@ -417,9 +416,10 @@ def _symbols(
     start = config.get("decoder_start_token", str, "<s>")
 
     def read(side: str) -> Symbols | None:
-        tokens = _read_tokens(folder / f"{side}_vocabulary.json")
-        if not tokens:
+        path = folder / f"{side}_vocabulary.json"
+        if not path.is_file():
             return None
+        tokens = list(map(str, read_json(path, list)))
         # This package wrote a vocabulary that begins so.
         is_ours = tokens[1:4] == [names["unk"], start, names["eos"]]
         if is_ours and tokens[0].strip("<>") == "pad":
@@ -434,11 +434,3 @@ def _symbols(
     if source is None or target is None:
         raise InputError(f"{folder} lacks a vocabulary of source or target; give the whole model")
     return source, target
-
-
-def _read_tokens(path: pathlib.Path) -> list[str]:
-    """Returns the tokens of a vocabulary as .json, or else as .txt; none if there is neither."""
-    if path.is_file():
-        return list(map(str, read_json(path, list)))
-    path = path.with_suffix(".txt")
-    return read_token_lines(path) if path.is_file() else []

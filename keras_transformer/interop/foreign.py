@@ -3,8 +3,8 @@
 A reader tells three things: the fields of `TransformerConfig`, the tensors with a `Layout` of their
 names, and the `Symbols` of both sides. `ForeignModel.to_model` builds the `Transformer` from them:
 it permutes embeddings into this package's token order, transposes and joins matrices, and checks
-that every tensor of the file is used. Exports write the layers with the same `Layout`, see
-`layer_tensors`.
+that every tensor of the file is used. Exports write the layers with the same `Layout`: `weights_of`
+is the way in both directions.
 
 Shapes: V tokens of a vocabulary, D model dimension, F inner dimension of the feed-forward layers.
 """
@@ -73,12 +73,6 @@ class Layout:
         template = self.names.get(f"{side}.{part}") or self.names[part]
         return template.format(side=side, i=index, n=index + 1, kind=kind)
 
-    def parts_of(self, part: "Part") -> tuple[str, ...]:
-        """Returns the names of a part's matrices, or of the one that holds them all."""
-        fused = f"{part.names[0].partition('.')[0]}.fused"
-        is_fused = len(part.names) > 1 and fused in self.names
-        return (fused,) if is_fused else part.names
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForeignModel:
@@ -138,12 +132,14 @@ class ForeignModel:
         for name in ("num_layers", "decoder_layers"):
             if type(values[name]) is not int or not 1 <= values[name] <= _MAX_LAYERS:
                 raise InputError(f"{name} is {values[name]!r} in the model's configuration")
-        inner, _ = self._linear("ffn.inner", "encoder", 0, (None, None))
+        inner = self.tensors.get(
+            self.layout.name("ffn.inner", "encoder", 0, self.layout.kernel), (None, None)
+        )
         query = "self.fused" if "self.fused" in self.layout.names else "self.query"
         return TransformerConfig(
             **values,
             model_dim=self.target_table.shape[1],
-            feed_forward_dim=inner.shape[1],
+            feed_forward_dim=inner.shape[0 if self.layout.transposed else 1],
             attention_bias=any(
                 self.layout.name(part, "encoder", 0, self.layout.bias) in self.tensors
                 for part in ("self.out", query)
@@ -163,11 +159,11 @@ class ForeignModel:
             InputError: a tensor is missing, has another shape, or is left over.
         """
         self._fill_tables(model)
-        for part in transformer_parts(model):
-            if part.is_norm:
-                self._fill_norm(part)
-            else:
-                self._fill_dense(part)
+        for weight in weights_of(model, self.layout):
+            *rows, columns = weight.variable.shape
+            shape = (*rows, columns // len(weight.names))
+            arrays = [self._read(name, shape, weight.is_optional) for name in weight.names]
+            weight.variable.assign(np.concatenate(arrays, axis=-1))
         self.tensors.check_all_used()
 
     def _fill_tables(self, model: Any) -> None:
@@ -189,58 +185,65 @@ class ForeignModel:
             missing = model.config.max_positions - len(table)
             layer.table.assign(np.pad(table, [(0, missing), (0, 0)], mode="edge"))
 
-    def _fill_norm(self, part: "Part") -> None:
-        for variable, kind in (
-            (part.layer.gain, self.layout.gain),
-            (part.layer.bias, self.layout.offset),
-        ):
-            name = self.layout.name(part.names[0], part.side, part.index, kind)
-            variable.assign(self.tensors.get(name, tuple(variable.shape)))
-
-    def _fill_dense(self, part: "Part") -> None:
-        """Sets a linear layer to one or several of the toolkit's, joined along the output."""
-        names = self.layout.parts_of(part)
-        rows, columns = part.layer.kernel.shape
-        shape = (rows, columns // len(names))
-        pairs = [self._linear(name, part.side, part.index, shape) for name in names]
-        part.layer.kernel.assign(np.concatenate([kernel for kernel, _ in pairs], axis=1))
-        if part.layer.use_bias:
-            part.layer.bias.assign(np.concatenate([bias for _, bias in pairs]))
-
-    def _linear(
-        self, name: str, side: str, index: int, shape: tuple[int | None, int | None]
-    ) -> tuple[Array, Array]:
-        """Returns a matrix [in, out] and its bias [out], zeros if there is none."""
-        kernel = self.tensors.get(
-            self.layout.name(name, side, index, self.layout.kernel),
-            shape[::-1] if self.layout.transposed else shape,
-        )
-        kernel = kernel.T if self.layout.transposed else kernel
-        bias_name = self.layout.name(name, side, index, self.layout.bias)
-        bias = self.tensors.find(bias_name, (kernel.shape[1],))
-        return kernel, np.zeros(kernel.shape[1], np.float32) if bias is None else bias
+    def _read(self, name: str, shape: tuple[int, ...], is_optional: bool) -> Array:
+        """Returns a weight of this shape; a bias that the file lacks is zeros."""
+        if is_optional and name not in self.tensors:
+            return np.zeros(shape, np.float32)
+        is_transposed = self.layout.transposed and len(shape) == 2
+        array = self.tensors.get(name, shape[::-1] if is_transposed else shape)
+        return array.T if is_transposed else array
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A linear layer or a normalization of a `Transformer`, under the names of `Layout`.
 
     Attributes:
         side: "encoder" or "decoder".
-        index: of the layer in its stack; 0 for parts that a stack has once.
+        number: of the layer in its stack; 0 for parts that a stack has once.
         names: "self.query", "self.key" and so on: several where one matrix computes them all.
         layer: the Keras layer.
     """
 
     side: str
-    index: int
+    number: int
     names: tuple[str, ...]
     layer: Any
 
-    @property
-    def is_norm(self) -> bool:
-        """Whether it is a layer normalization, with a gain instead of a matrix."""
-        return self.names[0].endswith("norm")
+
+class Weight(NamedTuple):
+    """A variable of a `Transformer` and the tensors of a format that hold its values.
+
+    Attributes:
+        variable: [in, out] or [out].
+        names: of the tensors: several that are joined along the last axis, or one.
+        model_axes: axes of the variable that are the model dimension.
+        is_optional: whether a file may lack it: a bias of zeros.
+    """
+
+    variable: Any
+    names: tuple[str, ...]
+    model_axes: tuple[int, ...]
+    is_optional: bool = False
+
+
+def weights_of(model: Any, layout: Layout) -> Iterator[Weight]:
+    """Yields the weights of all `transformer_parts` with their names in a format."""
+    for side, index, names, layer in transformer_parts(model):
+        fused = f"{names[0].partition('.')[0]}.fused"
+        parts = (fused,) if len(names) > 1 and fused in layout.names else names
+        gain, offset, kernel, bias = (
+            tuple(layout.name(part, side, index, kind) for part in parts)
+            for kind in (layout.gain, layout.offset, layout.kernel, layout.bias)
+        )
+        if names[0].endswith("norm"):
+            yield Weight(layer.gain, gain, (0,))
+            yield Weight(layer.bias, offset, (0,))
+            continue
+        writes_model_dim = names[0] in ("self.out", "cross.out", "ffn.outer")
+        yield Weight(layer.kernel, kernel, (1,) if writes_model_dim else (0,))
+        if layer.use_bias:
+            bias_axes = (0,) if writes_model_dim else ()
+            yield Weight(layer.bias, bias, bias_axes, is_optional=True)
 
 
 def transformer_parts(model: Any) -> Iterator[Part]:
@@ -299,32 +302,21 @@ def _our_rows(table: Array, symbols: Symbols, missing: float = 0.0) -> Array:
 
 
 def layer_tensors(
-    model: Any, layout: Layout, order: slice | Array = slice(None)
+    model: Any, layout: Layout, order: Array | None = None
 ) -> Iterator[tuple[str, Array]]:
-    """Yields the weights of all `transformer_parts` with their names in a format.
+    """Yields the tensors of `weights_of` a Transformer with their names in a format.
 
-    Args:
-        model: a Transformer.
-        layout: of the format.
-        order: for each entry of the model dimension in the format, the one of the model.
+    For each entry of the model dimension in the format, `order` has the one of the model.
     """
-    for part in transformer_parts(model):
-        parts = layout.parts_of(part)
-        if part.is_norm:
-            kinds = {layout.gain: part.layer.gain, layout.offset: part.layer.bias}
-            weights = {kind: [to_numpy(variable)[order]] for kind, variable in kinds.items()}
-        else:
-            writes_model_dim = part.names[0] in ("self.out", "cross.out", "ffn.outer")
-            rows, columns = (slice(None), order) if writes_model_dim else (order, slice(None))
-            kernel = to_numpy(part.layer.kernel)[rows][:, columns]
-            kernels = np.split(kernel, len(parts), axis=1)
-            weights = {layout.kernel: [each.T if layout.transposed else each for each in kernels]}
-            if part.layer.use_bias:
-                bias = to_numpy(part.layer.bias)[columns]
-                weights[layout.bias] = np.split(bias, len(parts))
-        for kind, arrays in weights.items():
-            for name, array in zip(parts, arrays, strict=True):
-                yield layout.name(name, part.side, part.index, kind), array
+    for weight in weights_of(model, layout):
+        array = to_numpy(weight.variable)
+        if order is not None:
+            for axis in weight.model_axes:
+                array = array.take(order, axis)
+        is_transposed = layout.transposed and array.ndim == 2
+        arrays = np.split(array, len(weight.names), axis=-1)
+        for name, each in zip(weight.names, arrays, strict=True):
+            yield name, each.T if is_transposed else each
 
 
 def check_exportable(

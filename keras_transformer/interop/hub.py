@@ -4,7 +4,6 @@
 HF_HOME, HF_TOKEN and HF_HUB_OFFLINE: with HF_HUB_OFFLINE=1 the cache must have the model.
 """
 
-import os
 import pathlib
 import re
 from typing import Any
@@ -40,18 +39,17 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
             from huggingface_hub import constants, errors, hf_hub_download
     except InputError as error:
         raise InputError(f"{missing}; a model of the Hub has such a name, but {error}") from error
-    endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
-    where: dict[str, Any] = {"cache_dir": constants.HF_HUB_CACHE, "endpoint": endpoint}
-    page = f"{endpoint}/{name}"
     # A base of the Hub's error is that of its HTTP library, for connections that break.
     failures: tuple[Any, ...] = (
         OSError, errors.HFValidationError, *errors.HfHubHTTPError.__bases__
     )  # fmt: skip
+    endpoint = constants.ENDPOINT
+    page = f"{endpoint}/{name}"
 
     def fetch(file: str, revision: str | None) -> pathlib.Path | None:
         """Returns the path of a file, None if the model has none."""
         try:
-            return pathlib.Path(hf_hub_download(name, file, revision=revision, **where))
+            return pathlib.Path(hf_hub_download(name, file, revision=revision))
         except errors.EntryNotFoundError as error:
             is_network = isinstance(error, errors.LocalEntryNotFoundError)
             if is_network and not constants.HF_HUB_OFFLINE:
@@ -63,14 +61,12 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
 
     config = fetch("config.json", revision)
     if config is None:
-        raise InputError(f"{page} has no config.json, which a model of transformers needs")
+        raise InputError(f"{page} has no config.json, which a MarianMTModel needs")
     read_config(config)  # rejects models of other kinds before their weights are downloaded
     commit = config.parent.name  # the folder in the cache: all files are of one commit
-    for file in REQUIRED_FILES:
-        if fetch(file, commit) is None:
-            raise InputError(f"{page} has no {file}, which a MarianMTModel needs")
+    for files in (*((file,) for file in REQUIRED_FILES), WEIGHTS):
+        if not any(fetch(file, commit) for file in files):
+            raise InputError(f"{page} has no {' or '.join(files)}, which a MarianMTModel needs")
     for file in OPTIONAL_FILES:
         fetch(file, commit)
-    if not any(fetch(file, commit) for file in WEIGHTS):
-        raise InputError(f"{page} has neither {' nor '.join(WEIGHTS)}")
     return config.parent

@@ -18,11 +18,18 @@ constants = pytest.importorskip(
 def fake_hub(sample_model, monkeypatch, tmp_path):
     server = FakeHub()
     server.models[NAME] = sample_model("hf_marian")
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    use_endpoint(monkeypatch, server.url)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     yield server
     server.shutdown()
     server.server_close()
+
+
+def use_endpoint(monkeypatch, url):
+    """Does what HF_ENDPOINT does when huggingface_hub is imported."""
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
 
 
 def files(requests):
@@ -79,7 +86,7 @@ def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_p
         assert "\n" not in str(caught.value)
     assert not {"GET model.safetensors", "GET pytorch_model.bin"} & set(fake_hub.requests)
 
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    use_endpoint(monkeypatch, "http://127.0.0.1:9")
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between its attempts
     with pytest.raises(InputError, match=r"no file or folder .*http://127.0.0.1:9 cannot be"):
         download(NAME)
