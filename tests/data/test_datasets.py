@@ -1,5 +1,6 @@
 """Reading parallel text through TensorFlow Datasets."""
 
+import re
 import shutil
 
 import numpy as np
@@ -106,16 +107,17 @@ def test_identity_changes_when_the_data_set_is_built_anew(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("name", "split", "message"),
     [
-        ("tiny_phrase/de_to_en", "train", r"no data set 'tiny_phrase/de_to_en': "),
-        ("tiny_phrases/de_to_fr", "train", r"its configs are de_to_en, en_to_de"),
-        ("tiny_phrases/de_to_en", "test", r"split 'test'; choose one of (train, dev|dev, train)"),
-        ("tiny_phrases/de_to_en/9", "train", r"no data set 'tiny_phrases/de_to_en/9'"),
-        ("tiny_phrases/de_to_en:9.9.9", "train", r"no data set .*version 9\.9\.9"),
-        ("tiny_numbers", "train", r"not a data set of sentences in two languages.*features n;"),
-        ("tiny_broken", "train", r"cannot be prepared: host not found"),
-        ("wmt14_translate/en-de", "train", r"its configs are .*de-en.*reverse swaps"),
+        ("tiny_phrase/de_to_en", "train", "tiny_phrase "),
+        ("tiny_phrases/de_to_fr", "train", "its configs are de_to_en, en_to_de"),
+        ("tiny_phrases/de_to_en", "test", "(train.*dev|dev.*train)"),
+        ("tiny_phrases/de_to_en/9", "train", "tiny_phrases"),
+        ("tiny_phrases/de_to_en:9.9.9", "train", r"9\.9\.9"),
+        ("tiny_numbers", "train", r"\['n'\] is not text in two languages"),
+        ("tiny_broken", "train", "host not found"),
+        ("wmt14_translate/en-de", "train", "its configs are .*de-en.*reverse swaps"),
     ],
 )
 def test_unreadable_data_set_is_an_error(tmp_path, name, split, message):
+    message = f"^data set {re.escape(name)}, split {split} cannot be read: .*{message}.*$"
     with pytest.raises(InputError, match=message):
         load_parallel(name, split, data_dir=tmp_path)
