@@ -12,7 +12,7 @@ Trees whose words differ are errors, which no total counts.
 import collections
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from keras_transformer.errors import InputError
@@ -231,7 +231,7 @@ def with_tags(tree: Tree, reference: Tree) -> Tree:
 
 
 class SentenceScore(NamedTuple):
-    """What EVALB prints of a sentence; all counts are 0 unless the status is "ok".
+    """What EVALB counts in a sentence; all counts are 0 unless the status is "ok".
 
     Attributes:
         status: "skip" if the output has no words, "error" if the words of the two trees differ.
@@ -239,7 +239,6 @@ class SentenceScore(NamedTuple):
         matched: brackets in both trees.
         reference: brackets of the reference.
         output: brackets of the output.
-        crossing: brackets of the output that cross one of the reference.
         words: without punctuation.
         correct_tags: how many of these have the reference's tag.
     """
@@ -249,7 +248,6 @@ class SentenceScore(NamedTuple):
     matched: int = 0
     reference: int = 0
     output: int = 0
-    crossing: int = 0
     words: int = 0
     correct_tags: int = 0
 
@@ -269,21 +267,18 @@ def score_tree(output: Tree, reference: Tree) -> SentenceScore:
         matched=(collections.Counter(brackets) & collections.Counter(output_brackets)).total(),
         reference=len(brackets),
         output=len(output_brackets),
-        crossing=sum(_crosses(bracket, brackets) for bracket in output_brackets),
         words=len(words),
         correct_tags=sum(a.tag == b.tag for a, b in zip(words, output_words, strict=True)),
     )
 
 
 def summarize(scores: Iterable[SentenceScore]) -> dict[str, float]:
-    """Returns EVALB's summary: counts, and shares in 0..100 over sentences without an error."""
+    """Returns totals of EVALB's summary, and shares in 0..100 over sentences without an error."""
     scores = list(scores)
     valid = [score for score in scores if score.status == "ok"]
     matched = sum(score.matched for score in valid)
     output = sum(score.output for score in valid)
     reference = sum(score.reference for score in valid)
-    complete = sum(score.matched == score.output == score.reference for score in valid)
-    crossing = [score.crossing for score in valid]
     return dict(
         sentences=len(scores),
         errors=sum(score.status == "error" for score in scores),
@@ -291,10 +286,6 @@ def summarize(scores: Iterable[SentenceScore]) -> dict[str, float]:
         recall=_share(matched, reference),
         precision=_share(matched, output),
         f1=_share(2 * matched, reference + output),
-        complete_match=_share(complete, len(valid)),
-        average_crossing=_share(sum(crossing), len(valid)) / 100,
-        no_crossing=_share(crossing.count(0), len(valid)),
-        two_or_less_crossing=_share(sum(count <= 2 for count in crossing), len(valid)),
         tagging_accuracy=_share(
             sum(score.correct_tags for score in valid), sum(score.words for score in valid)
         ),
@@ -321,10 +312,3 @@ def _spans(tree: Tree) -> tuple[list[Word], list[tuple[str, int, int]]]:
             if label != ROOT and start < len(words):
                 brackets.append((_SAME_LABEL.get(label, label), start, len(words)))
     return words, brackets
-
-
-def _crosses(bracket: tuple[str, int, int], others: Sequence[tuple[str, int, int]]) -> bool:
-    _, start, end = bracket
-    return any(
-        first < start < last < end or start < first < end < last for _, first, last in others
-    )
