@@ -1,6 +1,5 @@
 """Callbacks for Keras's `fit`."""
 
-import warnings
 from typing import Any
 
 import keras
@@ -52,14 +51,9 @@ class TranslationMetrics(keras.callbacks.Callback):
         self._translator = Translator(
             self.model, *self._vocabularies, self._search, task=self._task
         )
-        texts = self._text
-        self._task.check_references(texts.target, self._vocabularies[1])
-        if self._task.evaluate(texts.target, texts.target, texts.source)["bleu"] is None:
-            warnings.warn(
-                "BLEU of these pairs is undefined, since no target has four words: val_bleu is 0; "
-                'monitor val_chrf, or give task=TranslationTask(bleu_tokenize="char")',
-                stacklevel=2,
-            )
+        source, references = self._text
+        self._task.check_references(references, self._vocabularies[1])
+        self._task.measure(references, references, source)  # warns if BLEU is undefined for all
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         translations = self._translator.translate(self._text.source)

@@ -246,11 +246,6 @@ class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
         self.warmup_steps = warmup_steps
         self.scale = scale
 
-    @classmethod
-    def with_peak(cls, peak: float, warmup_steps: int) -> "InverseSquareRoot":
-        """Returns the schedule whose highest rate is `peak`, at step `warmup_steps`."""
-        return cls(model_dim=1, warmup_steps=warmup_steps, scale=peak * warmup_steps**0.5)
-
     def __call__(self, step: Tensor) -> Tensor:
         step = ops.cast(step, "float32") + 1.0
         rate = ops.minimum(ops.rsqrt(step), step * self.warmup_steps**-1.5)

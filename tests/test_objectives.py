@@ -229,7 +229,7 @@ def test_sample_weights_apply_to_sentences_and_tokens(weights, shape):
 
 def test_first_update_of_an_optimizer_is_step_1():
     # With a constant gradient of 1 each update of Adam is as large as the rate.
-    schedule = InverseSquareRoot.with_peak(0.3, warmup_steps=3)
+    schedule = InverseSquareRoot(1, warmup_steps=3, scale=0.3 * 3**0.5)
     optimizer = keras.optimizers.Adam(schedule, epsilon=1e-9)
     weight = keras.Variable(np.zeros(1, "float32"))
     values = [0.0]

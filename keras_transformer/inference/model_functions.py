@@ -24,7 +24,6 @@ import tensorflow as tf
 
 from keras_transformer.config import (
     EOS_ID,
-    LANGUAGE_CODE,
     PAD_ID,
     UNK_ID,
     SearchConfig,
@@ -40,7 +39,6 @@ from keras_transformer.search import Constraint, Hypotheses
 from keras_transformer.search.model_search import max_lengths, number_settings, search_model
 from keras_transformer.tasks import Task
 from keras_transformer.text import Tokenizer, Vocabulary
-from keras_transformer.text.normalization import NOTHING_VISIBLE
 from keras_transformer.text.tokenizer import with_eos
 
 
@@ -234,8 +232,8 @@ class ModelFunctions:
         lengths = tf.minimum(source.lengths, limit)
         is_cut = self.source_tokenizer.cuts(source.text, limit + 1)
         answer = {"source_cut": is_cut | (source.lengths > limit)}
-        if codes := self.source_tokenizer.vocabulary.language_codes:
-            answer["code_unknown"] = _has_other_code(source.text, codes)
+        if self.source_tokenizer.vocabulary.language_codes:
+            answer["code_unknown"] = self.source_tokenizer.has_unknown_code(source.text)
         options: Mapping[str, Tensor] = {}
         if columns:
             options, answer["options_ignored"] = read_options(
@@ -393,14 +391,6 @@ class ModelFunctions:
             | (target_tokens.row_lengths() > self._longest),
         }
         return with_eos(tokens, limit), labels, marks
-
-
-def _has_other_code(text: Tensor, codes: Sequence[str]) -> Tensor:
-    """Which texts begin with a language code that is none of `codes`, bool [B]."""
-    text = tf.strings.regex_replace(text, f"^{NOTHING_VISIBLE}", "")
-    code = tf.strings.regex_replace(text, f"(?s)^{LANGUAGE_CODE}.*", r"\1")
-    is_known = tf.reduce_any(code[:, None] == tf.constant(codes), axis=1)
-    return tf.strings.regex_full_match(text, f"(?s){LANGUAGE_CODE}.*") & ~is_known
 
 
 def _scores(hypotheses: Hypotheses, is_blank: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def make_requests(
     generator = random.Random(0)
     if not any(map(str.strip, sentences)):
         sentences = [_generate_text(source, 1 + n, generator) for n in range(_MAX_GENERATED)]
-    ids = source.encode(sentences, max_tokens=functions.search.max_source_length)
+    ids = [row[: functions.search.max_source_length] for row in source.encode(sentences)]
     by_length = sorted(range(len(ids)), key=lambda row: len(ids[row]))
     spread = [by_length[int(place)] for place in np.linspace(0, len(ids) - 1, _BATCH_SIZE)]
     requests = []

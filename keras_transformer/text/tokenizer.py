@@ -99,17 +99,22 @@ class Tokenizer(tf.Module):
         text = tf.strings.regex_replace(text, self.vocabulary.space_pattern, " ")
         if self.vocabulary.composes:
             text = tf_text.normalize_utf8(text, "NFC")
-        codes = self.vocabulary.language_codes  # without :=, which AutoGraph cannot read
-        if not codes:
+        if not self.vocabulary.language_codes:
             return text
         start = f"^{LANGUAGE_CODE}"
-        first = tf.strings.regex_replace(text, f"(?s){start}.*", r"\1")
-        is_known = tf.reduce_any(first[:, None] == tf.constant(codes), axis=1)
         return tf.where(
-            is_known,
-            tf.strings.regex_replace(text, start, r"\1 "),
+            self.has_unknown_code(text),
             tf.strings.regex_replace(text, start, f"{_UNKNOWN_CODE} "),
+            tf.strings.regex_replace(text, start, r"\1 "),
         )
+
+    def has_unknown_code(self, text: tf.Tensor) -> tf.Tensor:
+        """Which texts begin with a language code other than those of the vocabulary, bool [B]."""
+        text = tf.strings.regex_replace(text, f"^{NOTHING_VISIBLE}", "")
+        code = tf.strings.regex_replace(text, f"(?s)^{LANGUAGE_CODE}.*", r"\1")
+        codes = tf.constant(self.vocabulary.language_codes)
+        is_known = tf.reduce_any(code[:, None] == codes, axis=1)
+        return tf.strings.regex_full_match(text, f"(?s){LANGUAGE_CODE}.*") & ~is_known
 
     def _tokenize(self, text: tf.Tensor) -> tf.RaggedTensor:
         if self.vocabulary.cuts_words_apart:

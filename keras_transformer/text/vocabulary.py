@@ -237,17 +237,13 @@ class Vocabulary:
         """
         return 8 * self._longest_piece * max_tokens
 
-    def encode(
-        self, texts: Sequence[Text], *, max_tokens: int | None = None, num_threads: int = -1
-    ) -> list[list[int]]:
+    def encode(self, texts: Sequence[Text], *, num_threads: int = -1) -> list[list[int]]:
         """Returns the ids of each text, without BOS and EOS.
 
         Args:
             texts: any number of sentences, str or UTF-8 in bytes; "▁" in them counts as a space.
                 See `visible` for what is dropped and composed. A language code that begins a text
                 may follow spaces, and needs none after it.
-            max_tokens: the most ids of a text, the rest of which is not read, see `max_characters`;
-                None for all.
             num_threads: threads over which the sentences are spread; -1 means one for each core.
 
         Raises:
@@ -255,8 +251,7 @@ class Vocabulary:
                 language code that the vocabulary lacks, while it has others.
         """
         check_sentences("texts", texts)
-        limit = None if max_tokens is None else self.max_characters(max_tokens)
-        sentences = [self.with_code_apart(self.visible(as_text(text)[:limit])) for text in texts]
+        sentences = [self.with_code_apart(self.visible(as_text(text))) for text in texts]
         try:
             ids = self._encode(sentences, num_threads)
         except Exception:
@@ -265,7 +260,7 @@ class Vocabulary:
             raise
         if self.has_more_pieces:
             ids = [[id_ if id_ < self.size else UNK_ID for id_ in row] for row in ids]
-        return [row[:max_tokens] for row in ids]
+        return ids
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Returns the text of each row of ids up to its first EOS; padding and BOS are skipped.

@@ -106,7 +106,7 @@ def _schedule(training: TrainingConfig, model_dim: int) -> Any:
         return WarmUp(peak, warmup_steps, training.train_steps, training.schedule)
     if peak is None:
         return InverseSquareRoot(model_dim, warmup_steps)
-    return InverseSquareRoot.with_peak(peak, warmup_steps)
+    return InverseSquareRoot(1, warmup_steps, scale=peak * warmup_steps**0.5)
 
 
 def freeze(model: Seq2SeqModel, parts: str | None) -> None:

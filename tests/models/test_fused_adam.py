@@ -21,7 +21,7 @@ def train(optimizer_class, strategy, amsgrad) -> tuple[list[np.ndarray], list[np
         model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4), keras.layers.Dense(2)])
         random = np.random.default_rng(0)
         model.set_weights([random.normal(size=weight.shape) for weight in model.weights])
-        schedule = InverseSquareRoot.with_peak(0.1, 3)
+        schedule = InverseSquareRoot(1, 3, scale=0.1 * 3**0.5)
         optimizer = optimizer_class(schedule, amsgrad=amsgrad, **OPTIONS)
         model.compile(optimizer, loss="mse", jit_compile=False)
     x = random.normal(size=(24, 3))
