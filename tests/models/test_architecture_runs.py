@@ -22,7 +22,6 @@ from keras_transformer.training.trainer import train
 
 RUNS = {
     "transformer, window": dict(model_dim=16, feed_forward_dim=24),
-    "transformer, ssru": dict(model_dim=16, feed_forward_dim=24),
     "recurrent, all": dict(model_dim=16),
     "universal, all": dict(model_dim=16, feed_forward_dim=24, num_steps=2),
     "bag": {},

@@ -4,9 +4,8 @@
 
 A way is DEVICES-PARTS-COMPILER-LOSS, such as 2-1-plain-ours: mirrored replicas ("alone" for a
 strategy with one of them, 1 for no strategy, "workers" for those of TF_CONFIG); accumulated parts
-of a batch; plain or xla; ours, keras, ponder: ours and the cost of a Universal Transformer,
-recurrent: ours of a recurrent model, by gradient descent, or spoiled: ours in float16, with one
-sentence whose loss is infinite.
+of a batch; plain or xla; ours, keras, ponder: ours and the cost of a Universal Transformer, or
+spoiled: ours in float16, with one sentence whose loss is infinite.
 Each leaves its weights and its metrics in FOLDER/WAY.npz. Devices can be split only before
 TensorFlow starts, and a process remembers the collective operations of one number of replicas and
 one kind of update: hence a program, which is started for each.
@@ -23,17 +22,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import EOS_ID, RecurrentConfig, TransformerConfig, UniversalConfig
+from keras_transformer.config import EOS_ID, TransformerConfig, UniversalConfig
 from keras_transformer.models import build_model
 from keras_transformer.objectives import Perplexity, SmoothedCrossEntropy, TokenAccuracy
 
 UPDATES, ROWS = 20, 8
 SIZES = dict(vocabulary_size=11, model_dim=16, feed_forward_dim=32, num_heads=2, dropout=0.0)
 CONFIG = TransformerConfig(**SIZES, num_layers=1)
-CONFIGS = {
-    "ponder": UniversalConfig(**SIZES, num_steps=3, halting_bias=0.0, ponder_weight=0.1),
-    "recurrent": RecurrentConfig(vocabulary_size=11, model_dim=16, hidden_dim=12, dropout=0.0),
-}
+PONDERING = UniversalConfig(**SIZES, num_steps=3, halting_bias=0.0, ponder_weight=0.1)
 
 
 class SpoiledLoss(SmoothedCrossEntropy):
@@ -98,23 +94,18 @@ def train(way: str, workers: tf.distribute.Strategy | None) -> dict[str, Any]:
         ),
         "spoiled": SpoiledLoss,
     }
-    optimizers = {
-        # Adam divides each gradient by its size: those of recurrent attention, of 1e-7, are rounded
-        # in their first digits, and so would be updates of the full learning rate.
-        "recurrent": lambda: keras.optimizers.SGD(0.3, momentum=0.9),
-        # The scale for the loss in float16 is such that nothing else overflows.
-        "spoiled": lambda: keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.Adam(0.003), initial_scale=2.0**8
-        ),
-    }
     with strategy.scope():
         model = build_model(
-            CONFIGS.get(loss, CONFIG), dtype="mixed_float16" if loss == "spoiled" else None
+            PONDERING if loss == "ponder" else CONFIG,
+            dtype="mixed_float16" if loss == "spoiled" else None,
         )
+        optimizer = keras.optimizers.Adam(0.003, beta_2=0.98, epsilon=1e-9)
+        if loss == "spoiled":  # the scale is such that nothing else overflows
+            optimizer = keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Adam(0.003), initial_scale=2.0**8
+            )
         model.compile(
-            optimizer=optimizers[loss]()
-            if loss in optimizers
-            else keras.optimizers.Adam(0.003, beta_2=0.98, epsilon=1e-9),
+            optimizer=optimizer,
             loss=losses.get(loss, SmoothedCrossEntropy)(),
             metrics=[TokenAccuracy(), Perplexity()],
             clip_norm=None if loss == "spoiled" else 1.0,  # clipping adds the replicas' up before

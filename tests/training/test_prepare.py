@@ -7,7 +7,6 @@ import pytest
 
 from keras_transformer.config import DataConfig
 from keras_transformer.data.corpus import ParallelText
-from keras_transformer.errors import InputError
 from keras_transformer.text import learn_vocabulary
 from keras_transformer.training.prepare import (
     make_vocabularies,
@@ -87,16 +86,3 @@ def test_each_side_is_encoded_with_its_vocabulary(two_lines, tmp_path):
            for model, side in zip(models, TEXT, strict=True)]  # fmt: skip
     for corpus in (tokenize(TEXT, models), training_corpus(two_lines, models, tmp_path / "tokens")):
         assert [corpus.source_ids.tolist(), corpus.target_ids.tolist()] == ids
-
-
-def test_training_corpus_applies_both_length_limits(two_lines, tmp_path):
-    pathlib.Path(two_lines.train_source).write_text("Haus\nein Haus\n\nHaus\n")
-    pathlib.Path(two_lines.train_target).write_text("a\na house\na\nhouse\n")
-    models, lines = make_vocabularies(two_lines), []
-    limits = two_lines.replace(max_length=7, max_length_ratio=2.0)
-    corpus = training_corpus(limits, models, tmp_path / "tokens", say=lines.append)
-    assert len(corpus) == 1
-    dropped = ("empty", "too long", "length ratio")
-    assert {f"Dropped 1 pairs: {reason}." for reason in dropped} == set(lines)
-    with pytest.raises(InputError, match=r"no pair of sentences is left of 4 in .*train_source"):
-        training_corpus(two_lines.replace(max_length=2), models, tmp_path)
