@@ -64,10 +64,7 @@ def local_paths(text: str) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file such that at any moment its path has the old content or all of the new one.
-
-    The mode of the file is kept. A symbolic link stays, and the file that it points to is replaced.
-    Pipes and devices, such as /dev/stdout, are appended to.
+    """Writes a file as `atomic_file` does.
 
     Args:
         path: the file, in a folder that exists.
@@ -76,23 +73,34 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: it cannot be written; the old content stays.
     """
+    try:
+        with atomic_file(path) as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yields a file to write to, which gets its path when the block ends without an error.
+
+    The mode of an old file is kept. A symbolic link stays, and the file that it points to is
+    replaced. Pipes and devices, such as /dev/stdout, are appended to.
+    """
     path = local_path(path)
-    data = content.encode("utf-8") if isinstance(content, str) else content
     if str(path).startswith("/dev/") or path.is_fifo():
-        with path.open("ab") as stream:
-            stream.write(data)
+        with path.open("ab") as file:
+            yield file
         return
     target = pathlib.Path(os.path.realpath(path))
-    try:
-        with temporary_folder(target.parent) as folder:
-            written = folder / "content"
-            written.write_bytes(data)
-            sync(written)
-            if target.exists():
-                shutil.copymode(target, written)
-            os.replace(written, target)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with temporary_folder(target.parent) as folder:
+        written = folder / "content"
+        with written.open("wb") as file:
+            yield file
+        sync(written)
+        if target.exists():
+            shutil.copymode(target, written)
+        os.replace(written, target)
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ written in the order of the input, to standard output, or to a file once all are
 
 import contextlib
 import dataclasses
+import io
 import itertools
 import os
-import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TextIO
@@ -17,7 +17,7 @@ from keras_transformer.client import ServingError
 from keras_transformer.commands.common import LineRemarks
 from keras_transformer.config import JsonConfig, option
 from keras_transformer.errors import InputError
-from keras_transformer.files import iterate_lines, replace_control_characters, temporary_folder
+from keras_transformer.files import atomic_file, iterate_lines, replace_control_characters
 from keras_transformer.paragraphs import SplitParagraphs
 from keras_transformer.sentences import SentenceTranslator
 from keras_transformer.tasks import Task
@@ -156,11 +156,8 @@ def _open_output(path: str | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    target = pathlib.Path(os.path.realpath(path))
-    with temporary_folder(target.parent) as folder:
-        with (folder / "output").open("w", encoding="utf-8", newline="\n") as stream:
-            yield stream
-        os.replace(folder / "output", target)
+    with atomic_file(path) as file, io.TextIOWrapper(file, "utf-8", newline="\n") as stream:
+        yield stream
 
 
 def _with_references(
