@@ -142,7 +142,7 @@ class ParsingTask(Task):
     def evaluate(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
     ) -> dict[str, Any]:
-        """Returns "f1", 0..100, and EVALB's summaries: "evalb" and, up to 40 words, "evalb_40".
+        """Returns "f1", 0..100, and EVALB's summary, "evalb".
 
         EVALB ignores sentences whose trees have different words, even if only because their tags
         mark different tokens as punctuation; "f1" counts such outputs as having no brackets.
@@ -156,23 +156,17 @@ class ParsingTask(Task):
                 missed.append(trees.score_tree(tree, tree).reference)
         brackets = sum(score.reference + score.output for score in valid) + sum(missed)
         matched = sum(score.matched for score in valid)
-        short = [score for score in scores if score.length <= trees.SHORT]
-        return {
-            "f1": 200 * matched / brackets if brackets else None,
-            "evalb": trees.summarize(scores),
-            f"evalb_{trees.SHORT}": trees.summarize(short),
-        }
+        f1 = 200 * matched / brackets if brackets else None
+        return {"f1": f1, "evalb": trees.summarize(scores)}
 
     def report(self, results: Mapping[str, Any]) -> dict[str, str]:
-        """Returns "f1", and EVALB's summaries of all and of short sentences side by side."""
-        every, short = results["evalb"], results[f"evalb_{trees.SHORT}"]
+        """Returns "f1", and EVALB's summary (COLLINS.prm)."""
         f1 = "undefined" if results["f1"] is None else f"{results['f1']:.2f}"
-        return {"F1, errors counted": f1, "EVALB, COLLINS.prm": "   all   <=40"} | {
-            name.replace("_", " "): " ".join(
-                f"{value:6.2f}" if isinstance(value, float) else f"{value:6,}"
-                for value in (every[name], short[name])
+        return {"F1, errors counted": f1} | {
+            f"EVALB {name.replace('_', ' ')}": (
+                f"{value:.2f}" if isinstance(value, float) else f"{value:,}"
             )
-            for name in every
+            for name, value in results["evalb"].items()
         }
 
     def _scores(

@@ -25,7 +25,6 @@ _ROOTS = ("", ROOT, "ROOT", "S1")
 # Mark brackets and tags among words, which hardly ever begin with these characters.
 MARKS = {"(": "⟨", ")": "⟩", "tag": "∕"}
 _ESCAPED = {"(": "-LRB-", ")": "-RRB-"}
-SHORT = 40  # words, without traces; EVALB's second table covers sentences up to this length
 PUNCTUATION_TAGS = (",", ":", "``", "''", ".")
 _SAME_LABEL = {"PRT": "ADVP"}
 _TOKEN = re.compile(r"\(|\)|[^\s()]+", re.ASCII)
@@ -235,7 +234,6 @@ class SentenceScore(NamedTuple):
 
     Attributes:
         status: "skip" if the output has no words, "error" if the words of the two trees differ.
-        length: words of the reference, with punctuation.
         matched: brackets in both trees.
         reference: brackets of the reference.
         output: brackets of the output.
@@ -244,7 +242,6 @@ class SentenceScore(NamedTuple):
     """
 
     status: Literal["ok", "error", "skip"]
-    length: int
     matched: int = 0
     reference: int = 0
     output: int = 0
@@ -256,14 +253,12 @@ def score_tree(output: Tree, reference: Tree) -> SentenceScore:
     """Compares a tree with its reference."""
     words, brackets = _spans(reference)
     output_words, output_brackets = _spans(output)
-    length = len(words_of(reference))
     if not output_words:
-        return SentenceScore("skip", length)
+        return SentenceScore("skip")
     if [word.text for word in words] != [word.text for word in output_words]:
-        return SentenceScore("error", length)
+        return SentenceScore("error")
     return SentenceScore(
         "ok",
-        length,
         matched=(collections.Counter(brackets) & collections.Counter(output_brackets)).total(),
         reference=len(brackets),
         output=len(output_brackets),
