@@ -259,32 +259,21 @@ def traced():
 @pytest.fixture
 def share_translators(monkeypatch, traced):
     """Has the commands trace the graph of one checkpoint and search once."""
-    import keras_transformer.loading  # noqa: F401  (it extends the class before that is replaced)
-    from keras_transformer import inference
     from keras_transformer.commands import common
 
-    load, make = common.load_translator, inference.Translator
+    load = common.load_translator
 
-    def load_once(found, *precision):
-        if precision:  # of an export
-            return load(found, *precision)
-        stored = [path for run, name in found
-                  for path in sorted(run.checkpoints().folder.glob(f"{name}.*"))]  # fmt: skip
-        key = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in stored)
+    def load_once(models, search, task=None, **of_export):
+        if of_export:
+            return load(models, search, task, **of_export)
+        stored = [model.run.checkpoints().path(model.checkpoint) for model in models]
+        files = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in stored)
+        key = files, search, task or models[0].configs.task
         if key not in traced:
-            traced[key] = load(found)
-        return traced[key]
-
-    def make_once(model, source, target, search, *others, **options):
-        if others or options.keys() != {"task"}:
-            return make(model, source, target, search, *others, **options)  # for an export, say
-        key = (id(model), search, options["task"])
-        if key not in traced:
-            traced[key] = make(model, source, target, search, **options)
+            traced[key] = load(models, search, task)
         return traced[key]
 
     monkeypatch.setattr(common, "load_translator", load_once)
-    monkeypatch.setattr(inference, "Translator", make_once)
 
 
 # A small model that has learned to translate word by word, in several scripts, with a vocabulary
@@ -408,10 +397,10 @@ def two_best(make_translator):
 @pytest.fixture(scope="session")
 def exported(once, run_dir, two_best):
     """The second translator as a SavedModel: the folder of version 1."""
-    from keras_transformer.serving.export import describe_run, export
-    from keras_transformer.training.run import RunDirectory
+    from keras_transformer.loading import open_model
+    from keras_transformer.serving.export import export
 
-    training = [describe_run(RunDirectory(run_dir), "average")]
+    training = [open_model(run_dir, "average").describe()]
     return once("exports", lambda folder: export(two_best, folder, training=training)) / "1"
 
 

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from keras_transformer.config import split_list
+from keras_transformer.config import SearchConfig, split_list
 from keras_transformer.errors import InputError, check_backend
 from keras_transformer.host import keep_freed_memory, set_up_gpu
 from keras_transformer.sentences import REMARKS, SentenceWarning
+from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
-    from keras_transformer.training.run import RunDirectory
+    from keras_transformer.inference import Translator, XlaShapes
+    from keras_transformer.loading import NamedModel
 
 
 def load_tensorflow(*, one_dnn: bool = True) -> bool:
@@ -59,67 +61,62 @@ def print_warnings() -> None:
     warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
 
 
-@contextlib.contextmanager
-def find_checkpoints() -> "Iterator[list[tuple[RunDirectory, str]]]":
-    """Yields the runs of --run_dir with the full names of their checkpoints: one model each.
+def find_models() -> "list[NamedModel]":
+    """Returns the model of --model, or those of the runs and checkpoints that the flags name.
 
-    Another toolkit's --model becomes a temporary run, whose notes are printed on standard error.
+    What the files of another toolkit lack is printed on standard error.
 
     Raises:
-        InputError: there is no such run or model, or no checkpoint that --checkpoint could mean. A
-            step or average that is missing is reported when it is loaded.
+        InputError: there is no such run or model, or no checkpoint that --checkpoint could mean.
     """
-    from keras_transformer.training.run import RunDirectory, is_packaged
+    from keras_transformer.loading import open_model, open_run
+    from keras_transformer.training.run import RunDirectory
 
-    model = flags.FLAGS.model
-    with tempfile.TemporaryDirectory() as folder:
-        if model is None:
-            runs = [RunDirectory(path) for path in flags.FLAGS.run_dir.split(",")]
-        elif is_packaged(model):
-            runs = [RunDirectory.of_checkpoint(model)[0]]
-        else:
-            from keras_transformer.interop import import_run
-            from keras_transformer.loading import read_named
-
-            foreign = read_named(model)
-            for note in foreign.notes:
-                print(note, file=sys.stderr)
-            runs = [import_run(foreign, pathlib.Path(folder) / "run")]
-        for run in runs:
-            run.configs()  # raises where there is no run
-        names = flags.FLAGS.checkpoint.split(",")
-        yield [(run, run.checkpoints().find(name)) for run in runs for name in names]
+    if flags.FLAGS.model is not None:
+        model = open_model(flags.FLAGS.model)
+        for note in model.notes:
+            print(note, file=sys.stderr)
+        return [model]
+    runs = [RunDirectory(path) for path in flags.FLAGS.run_dir.split(",")]
+    return [open_run(run, name) for run in runs for name in flags.FLAGS.checkpoint.split(",")]
 
 
 def load_translator(
-    checkpoints: "Sequence[tuple[RunDirectory, str]]", precision: str = "float32"
-) -> "tuple[Any, Any, Any]":
-    """Returns a model and its vocabularies: an ensemble of several checkpoints.
+    models: "Sequence[NamedModel]",
+    search: SearchConfig,
+    task: Task | None = None,
+    precision: str = "float32",
+    xla: "XlaShapes | None" = None,
+) -> "Translator":
+    """Returns the translator of a model, or of an ensemble of several.
 
     Args:
-        checkpoints: by `find_checkpoints`.
+        models: one, or several with the same task and vocabularies.
+        search, xla: as in `Translator`.
+        task: by default that of the models.
         precision: what the model computes in, and stores its weights in.
 
     Raises:
-        InputError: a checkpoint is damaged, or the runs' tasks or vocabularies differ.
+        InputError: a checkpoint is damaged, or the tasks or vocabularies differ.
     """
+    from keras_transformer.inference import Translator
     from keras_transformer.models import Ensemble
 
-    def identity(run: "RunDirectory") -> list[Any]:
-        fingerprints = [vocabulary.fingerprint for vocabulary in run.vocabularies()]
-        task = run.configs().task
+    def identity(model: "NamedModel") -> list[Any]:
+        fingerprints = [vocabulary.fingerprint for vocabulary in model.vocabularies]
+        task = model.configs.task
         learned = [getattr(task, name) for name in task.fields_with(is_learned=True)]
         return [task.name, *learned, *fingerprints]
 
-    first, *others = (run for run, _ in checkpoints)
-    for run in others:
-        if identity(run) != identity(first):
-            raise InputError(
-                f"{run.path} and {first.path} have different tasks or vocabularies; an ensemble "
-                "needs runs that were trained with the same --task, its options and --vocabulary"
-            )
-    models = [run.load_model(name, dtype=precision) for run, name in checkpoints]
-    return (models[0] if len(models) == 1 else Ensemble(models)), *first.vocabularies()
+    first = models[0]
+    if any(identity(other) != identity(first) for other in models[1:]):
+        raise InputError(
+            f"the runs in {flags.FLAGS.run_dir} have different tasks or vocabularies; an ensemble "
+            "needs runs that were trained with the same --task, its options and --vocabulary"
+        )
+    members = [model.build(precision) for model in models]
+    model = members[0] if len(members) == 1 else Ensemble(members)
+    return Translator(model, *first.vocabularies, search, xla, task or first.configs.task)
 
 
 class LineRemarks:

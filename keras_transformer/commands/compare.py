@@ -12,6 +12,7 @@ by chance in the choice of the test sentences. They do not cover the choice of t
 
 import json
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -23,9 +24,7 @@ from keras_transformer.host import machine, package_versions
 from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
-    from keras_transformer.training.run import RunDirectory
-
-    Runs = dict[str, tuple[RunDirectory, str]]  # each with the full name of a checkpoint
+    from keras_transformer.loading import NamedModel
 
 evaluation_set.define_flags()
 _JSON = flags.DEFINE_boolean(
@@ -52,39 +51,37 @@ def main(arguments: list[str]) -> None:
             import matplotlib
         matplotlib.use("Agg")  # needs no screen
     common.load_tensorflow(one_dnn=False)
-    from keras_transformer.training.metrics import training_cost
+    from keras_transformer.loading import open_run
+    from keras_transformer.training.run import RunDirectory
 
-    runs = _find_runs(arguments)
-    tasks = {
-        name: command_flags.with_given_options(run.configs().task)
-        for name, (run, _) in runs.items()
-    }
+    runs = {path: open_run(*RunDirectory.of_checkpoint(path)) for path in arguments}
+    if len({run.label for run in runs.values()}) < len(runs):
+        raise InputError(f"{', '.join(arguments)} name one checkpoint twice")
+    tasks = {name: command_flags.with_given_options(run.configs.task) for name, run in runs.items()}
     first = tasks[arguments[0]]
     for name, task in tasks.items():
         if type(task) is not type(first):
             raise InputError(
                 f"{arguments[0]} is of task {first.name}, and {name} of task {task.name}"
             )
-    text, *others = (evaluation_set.read_test_set(first, run.configs()) for run, _ in runs.values())
+    text, *others = (evaluation_set.read_test_set(first, run.configs) for run in runs.values())
     if any(evaluation_set.digest(other) != evaluation_set.digest(text) for other in others):
         raise InputError("the test sets of these runs differ; give --source and --target")
     records, outputs = {}, {}
-    for name, (run, checkpoint) in runs.items():
-        options = run.configs()._replace(task=tasks[name]).search_config(search)
-        outputs[name], parameters = evaluation_set.translate(
-            [(run, checkpoint)], tasks[name], options, text
-        )
+    for name, run in runs.items():
+        options = run.configs._replace(task=tasks[name]).search_config(search)
+        outputs[name], parameters = evaluation_set.translate([run], tasks[name], options, text)
         records[name] = {
-            "checkpoint": checkpoint,
-            "checkpoint_sha256": run.checkpoints().digest(checkpoint),
+            "checkpoint": run.checkpoint,
+            "checkpoint_sha256": run.digest,
             "parameters": parameters,
-            "cost": training_cost(run.metrics_path, checkpoint),
+            "cost": run.cost,
             "search": options.to_dict(),
         }
     for name, scores in first.compare(outputs, text.target, text.source).items():
         records[name] |= scores
     if _PLOT.value is not None:
-        _plot(runs, first, _PLOT.value)
+        _plot(arguments, first, _PLOT.value)
     differences = _differences(runs, tasks, records)
     if _JSON.value:
         values = {
@@ -104,29 +101,16 @@ def main(arguments: list[str]) -> None:
         print(f"settings that differ: {', '.join(differences)}")
 
 
-def _find_runs(paths: list[str]) -> "Runs":
-    from keras_transformer.training.run import RunDirectory
-
-    runs: Runs = {}
-    for path in paths:
-        run, checkpoint = RunDirectory.of_checkpoint(path)
-        run.configs()  # raises where there is no run
-        runs[path] = run, run.checkpoints().find(checkpoint)
-    if len({(run.path.resolve(), checkpoint) for run, checkpoint in runs.values()}) < len(runs):
-        raise InputError(f"{', '.join(paths)} name one checkpoint twice; name different ones")
-    return runs
-
-
 def _differences(
-    runs: "Runs", tasks: dict[str, Task], records: dict[str, _Record]
+    runs: "dict[str, NamedModel]", tasks: dict[str, Task], records: dict[str, _Record]
 ) -> dict[str, dict[str, Any]]:
     """Returns the settings that differ, with the value of each run.
 
     They are those of model, data, training, task and search, and the run that it started from.
     """
     settings: dict[str, _Record] = {}
-    for name, (run, _) in runs.items():
-        configs = run.configs()
+    for name, run in runs.items():
+        configs = run.configs
         values = configs.to_dict()
         search = {f"search.{key}": value for key, value in records[name]["search"].items()}
         settings[name] = {
@@ -175,14 +159,16 @@ def _print_table(records: dict[str, _Record], task: Task) -> None:
         print(next(iter(records.values()))["bleu_signature"])
 
 
-def _plot(runs: "Runs", task: Task, path: str) -> None:
+def _plot(names: Iterable[str], task: Task, path: str) -> None:
     """Plots each run in its color: training loss faint, dev loss and metric strong."""
     from matplotlib import pyplot
 
     from keras_transformer.training.metrics import read_metrics
+    from keras_transformer.training.run import RunDirectory
 
     figure, (losses, scores) = pyplot.subplots(2, sharex=True, figsize=(8, 7), layout="constrained")
-    for index, (name, (run, _)) in enumerate(runs.items()):
+    for index, name in enumerate(names):
+        run, _ = RunDirectory.of_checkpoint(name)
         rows, color = read_metrics(run.metrics_path), f"C{index % 10}"
         # Matplotlib hides labels that begin with "_", and reads what "$" encloses as formulas.
         label = ("./" if name.startswith("_") else "") + name.replace("$", r"\$")

@@ -24,7 +24,7 @@ from keras_transformer.tasks import Task, get_task, registered_tasks
 
 if TYPE_CHECKING:
     from keras_transformer.data.corpus import ParallelText
-    from keras_transformer.training.run import RunDirectory
+    from keras_transformer.loading import NamedModel
 
     # Task, test set, output of each sentence, and what made them, for --json.
     Evaluated = tuple[Task, ParallelText, list[str], dict[str, Any]]
@@ -63,8 +63,7 @@ def main(arguments: list[str]) -> None:
     else:
         command_flags.reject_given(["task"], "is for --answers; a run has its own task")
         common.load_tensorflow(one_dnn=False)
-        with common.find_checkpoints() as checkpoints:
-            evaluated = _answer(checkpoints, search)
+        evaluated = _answer(common.find_models(), search)
     task, text, outputs, made_by = evaluated
     if _OUTPUT.value is not None:
         lines = (replace_control_characters(line) + "\n" for line in outputs)
@@ -87,27 +86,23 @@ def main(arguments: list[str]) -> None:
         print(f"{label:{width}}  {value}")
 
 
-def _answer(
-    checkpoints: "list[tuple[RunDirectory, str]]", search_options: dict[str, Any]
-) -> "Evaluated":
+def _answer(models: "list[NamedModel]", search_options: dict[str, Any]) -> "Evaluated":
     """Translates the test set with a model, or an ensemble of several."""
-    from keras_transformer.training.metrics import training_cost
-
-    configs = checkpoints[0][0].configs()
+    configs = models[0].configs
     task = command_flags.with_given_options(configs.task)
     text = evaluation_set.read_test_set(task, configs)
     if configs.data is not None:
         paths = [getattr(configs.data, name) for name in DataConfig.fields_with(is_path=True)]
         common.check_output(_OUTPUT.value, paths)
     search = configs._replace(task=task).search_config(search_options)
-    outputs, _ = evaluation_set.translate(checkpoints, task, search, text)
+    outputs, _ = evaluation_set.translate(models, task, search, text)
     made_by = {
         "date": datetime.date.today().isoformat(),
-        "checkpoint": flags.FLAGS.model or ",".join(name for _, name in checkpoints),
-        "checkpoint_sha256": [run.checkpoints().digest(name) for run, name in checkpoints],
+        "checkpoint": flags.FLAGS.model or ",".join(model.checkpoint for model in models),
+        "checkpoint_sha256": [model.digest for model in models],
         "model": configs.to_dict()["model"],
-        "training": [run.configs().training_options for run, _ in checkpoints],
-        "cost": [training_cost(run.metrics_path, name) for run, name in checkpoints],
+        "training": [model.configs.training_options for model in models],
+        "cost": [model.cost for model in models],
         "search": dataclasses.asdict(search),
         "versions": package_versions(),
         "machine": machine(),

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -13,7 +13,7 @@ from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
     from keras_transformer.data.corpus import ParallelText
-    from keras_transformer.training.run import RunDirectory
+    from keras_transformer.loading import NamedModel
     from keras_transformer.training.settings import RunConfigs
 
 flags.disclaim_key_flags()  # these are flags of the command that defines them through here
@@ -71,7 +71,7 @@ def read_test_set(task: Task, run: "RunConfigs | None") -> "ParallelText":
 
 
 def translate(
-    checkpoints: "Sequence[tuple[RunDirectory, str]]",
+    models: "Sequence[NamedModel]",
     task: Task,
     search: SearchConfig,
     text: "ParallelText",
@@ -81,18 +81,15 @@ def translate(
     Progress, and which sentences or translations were truncated, go to standard error.
 
     Args:
-        checkpoints: by `find_checkpoints`; several are an ensemble.
+        models: several are an ensemble.
         task: completes the outputs.
         search: how to search.
         text: the test set.
     """
     from tqdm import tqdm
 
-    from keras_transformer.inference import Translator
-
-    model, source, target = common.load_translator(checkpoints)
-    task.check_references(text.target, target)
-    translator = Translator(model, source, target, search, task=task)
+    translator = common.load_translator(models, search, task)
+    task.check_references(text.target, translator.target)
     hypotheses = search.num_translations if search.method == "sampling" else search.beam_size
     batch_size = max(1, min(flags.FLAGS.batch_size, 4 * flags.FLAGS.batch_size // hypotheses))
     translator.batch_size, translator.functions.marks_cut_outputs = batch_size, True
@@ -104,7 +101,8 @@ def translate(
                 outputs += [best.text for best in translator.translate(group)]
             progress.update(len(group))
     remarks.report()
-    return task.postprocess(outputs, text.source), int(model.count_params())
+    model: Any = translator.model
+    return task.postprocess(outputs, text.source), model.count_params()
 
 
 def digest(text: "ParallelText") -> str:

@@ -7,17 +7,10 @@ keras-transformer explore --model=en-de "Good morning." --output=page.html
 The page is one file that loads nothing else.
 """
 
-from typing import TYPE_CHECKING, Any
-
-from absl import flags
-
 from keras_transformer.commands import command_flags, common
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError, check_unicode
 from keras_transformer.files import write_atomically
-
-if TYPE_CHECKING:
-    from keras_transformer.explorer.views import Inspector
 
 command_flags.define_model_flags()
 _OUTPUT = command_flags.define_path("output", "Write a page, an .html file.")
@@ -36,23 +29,14 @@ def main(arguments: list[str]) -> None:
         check_unicode("a sentence", sentence)
     search = command_flags.given_search()
     common.load_tensorflow(one_dnn=False)
-    inspectors = _inspectors(search)
     from keras_transformer.explorer.page import make_page, page_content
-
-    views = [inspect(sentence) for sentence in dict.fromkeys(arguments) for inspect in inspectors]
-    write_atomically(_OUTPUT.value, make_page(page_content(views)))
-    print(f"Wrote {_OUTPUT.value}.")
-
-
-def _inspectors(search: dict[str, Any]) -> "list[Inspector]":
     from keras_transformer.explorer.views import inspect_model
 
     inspectors = []
-    with common.find_checkpoints() as checkpoints:
-        for run, checkpoint in checkpoints:
-            configs = run.configs()
-            model, vocabularies = run.load_model(checkpoint), run.vocabularies()
-            name = flags.FLAGS.model or f"{run.path} ({checkpoint})"
-            settings = configs.search_config(search)
-            inspectors.append(inspect_model(name, model, vocabularies, configs.task, settings))
-    return inspectors
+    for model in common.find_models():
+        task, settings = model.configs.task, model.configs.search_config(search)
+        parts = model.build("float32"), model.vocabularies
+        inspectors.append(inspect_model(model.label, *parts, task, settings))
+    views = [inspect(sentence) for sentence in dict.fromkeys(arguments) for inspect in inspectors]
+    write_atomically(_OUTPUT.value, make_page(page_content(views)))
+    print(f"Wrote {_OUTPUT.value}.")

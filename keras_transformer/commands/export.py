@@ -19,9 +19,7 @@ from keras_transformer.serving.model_folder import choose_version, read_model_ca
 from keras_transformer.tasks import TranslationTask
 
 if TYPE_CHECKING:
-    from keras_transformer.training.run import RunDirectory
-
-    Checkpoints = list[tuple[RunDirectory, str]]
+    from keras_transformer.loading import NamedModel
 
 command_flags.define_model_flags()
 _EXPORT_DIR = command_flags.define_path(
@@ -71,13 +69,13 @@ def main(arguments: list[str]) -> None:
     search = command_flags.given_search()
     _check_combinations(search)
     common.load_tensorflow()
-    with common.find_checkpoints() as checkpoints:
-        if _FORMAT.value == "saved_model":
-            path = _export_saved_model(checkpoints, search)
-        else:
-            path = _export_to_toolkit(checkpoints)
+    models = common.find_models()
+    if _FORMAT.value == "saved_model":
+        path = _export_saved_model(models, search)
+    else:
+        path = _export_to_toolkit(models)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    name = flags.FLAGS.model or f"checkpoint {','.join(name for _, name in checkpoints)}"
+    name = flags.FLAGS.model or f"checkpoint {','.join(model.checkpoint for model in models)}"
     print(f"Exported {name} to {path} ({size / 1e6:.1f} MB).")
 
 
@@ -91,22 +89,20 @@ def _check_combinations(search_flags: dict[str, object]) -> None:
         command_flags.reject_given([*names, *search_flags], reason)
 
 
-def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, Any]) -> pathlib.Path:
-    from keras_transformer.inference import Translator, XlaShapes
-    from keras_transformer.serving.export import describe_run, export
+def _export_saved_model(models: "list[NamedModel]", search_options: dict[str, Any]) -> pathlib.Path:
+    from keras_transformer.inference import XlaShapes
+    from keras_transformer.serving.export import export
 
-    configs = checkpoints[0][0].configs()
-    search = configs.search_config(search_options)
+    search = models[0].configs.search_config(search_options)
     sentences = [] if _WARM_UP_FILE.value is None else read_lines(_WARM_UP_FILE.value)
     xla = XlaShapes() if _XLA.value else None
-    model, source, target = common.load_translator(checkpoints, _PRECISION.value)
     path = export(
-        Translator(model, source, target, search, xla, configs.task),
+        common.load_translator(models, search, precision=_PRECISION.value, xla=xla),
         _EXPORT_DIR.value,
         _VERSION.value,
         name=_NAME.value,
         sentences=sentences,
-        training=[describe_run(*checkpoint) for checkpoint in checkpoints],
+        training=[model.describe() for model in models],
         say=functools.partial(print, flush=True),
     )
     for name, signature in read_model_card(path)["signatures"].items():
@@ -115,7 +111,7 @@ def _export_saved_model(checkpoints: "Checkpoints", search_options: dict[str, An
     return path
 
 
-def _export_to_toolkit(checkpoints: "Checkpoints") -> pathlib.Path:
+def _export_to_toolkit(models: "list[NamedModel]") -> pathlib.Path:
     from keras_transformer.interop.ctranslate2 import export_ctranslate2
     from keras_transformer.interop.transformers import export_transformers
     from keras_transformer.interop.vocabularies import tokenizer_notes
@@ -124,17 +120,19 @@ def _export_to_toolkit(checkpoints: "Checkpoints") -> pathlib.Path:
     toolkit: Literal["CTranslate2", "transformers"] = (
         "CTranslate2" if is_ctranslate2 else "transformers"
     )
-    models = common.load_translator(checkpoints)
+    translator = common.load_translator(models, SearchConfig())
+    model: Any = translator.model
+    parts = model, translator.source, translator.target
     path = base / str(choose_version(base, _VERSION.value, toolkit))
     if is_ctranslate2:
-        export_ctranslate2(*models, path, quantization=_QUANTIZATION.value)
+        export_ctranslate2(*parts, path, quantization=_QUANTIZATION.value)
     else:
-        export_transformers(*models, path)
-    task = checkpoints[0][0].configs().task
+        export_transformers(*parts, path)
+    task = models[0].configs.task
     if type(task) is not TranslationTask:
         print(
             f"Texts and outputs are the model's: without what the task {task.name} makes of them."
         )
-    for note in tokenizer_notes(models[1]):
+    for note in tokenizer_notes(translator.source):
         print(note)
     return path

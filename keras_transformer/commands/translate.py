@@ -44,7 +44,10 @@ def main(arguments: list[str]) -> None:
     common.check_output(job.output, [job.references, *arguments])
     model: Translator
     if _SAVED_MODEL.value is None:
-        model, task = _load_run(search)
+        common.load_tensorflow(one_dnn=False)
+        models = common.find_models()
+        configs = models[0].configs
+        model, task = common.load_translator(models, configs.search_config(search)), configs.task
         search = {}  # the translator has them
     else:
         model, task = _load_export(pathlib.Path(_SAVED_MODEL.value), search)
@@ -57,17 +60,6 @@ def main(arguments: list[str]) -> None:
         )
     model.batch_size = _BATCH_SIZE.value
     line_io.answer_lines(job, model, arguments, search, task)
-
-
-def _load_run(search: dict[str, Any]) -> "tuple[Translator, Task]":
-    """Returns the translator of --run_dir or --model, and its task."""
-    common.load_tensorflow(one_dnn=False)
-    from keras_transformer.inference import Translator
-
-    with common.find_checkpoints() as checkpoints:
-        configs = checkpoints[0][0].configs()
-        models = common.load_translator(checkpoints)
-    return Translator(*models, configs.search_config(search), task=configs.task), configs.task
 
 
 def _load_export(version: pathlib.Path, search: dict[str, Any]) -> "tuple[Translator, Task]":

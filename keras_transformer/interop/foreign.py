@@ -146,9 +146,9 @@ class ForeignModel:
             ),
         )
 
-    def to_model(self) -> Transformer:
-        """Returns the model, in float32; errors as in `config` and `fill`."""
-        model = Transformer(self.config, dtype="float32")
+    def to_model(self, dtype: str = "float32") -> Transformer:
+        """Returns the model in a dtype policy; errors as in `config` and `fill`."""
+        model = Transformer(self.config, dtype=dtype)
         self.fill(model)
         return model
 

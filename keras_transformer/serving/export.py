@@ -41,9 +41,6 @@ from keras_transformer.serving.model_folder import (
     choose_version,
     write_server_files,
 )
-from keras_transformer.training.checkpoints import START
-from keras_transformer.training.metrics import training_cost
-from keras_transformer.training.run import RunDirectory
 
 
 def export(
@@ -68,7 +65,7 @@ def export(
         name: the model's name in requests; by default the folder's name.
         sentences: typical text for the warm-up requests and the check; by default it is generated
             from the vocabulary.
-        training: for the model card, `describe_run` of each run whose weights these are.
+        training: for the model card, what is known of each run whose weights these are.
         say: receives lines about the progress.
 
     Raises:
@@ -148,26 +145,3 @@ def load_exported(version: str | os.PathLike[str]) -> Translator:
         raise InputError(f"the SavedModel in {path} is not a translator that `export` wrote")
     # Its functions live as long as `loaded`.
     return Translator.from_functions(loaded.signatures.__getitem__)
-
-
-def describe_run(run: RunDirectory, checkpoint: str) -> dict[str, Any]:
-    """Returns the entries of a run in a model card, without machine and folders.
-
-    Returns:
-        "checkpoint", "task", and "origin", of weights that were not trained here. If the run has
-        trained: "settings" of its training, and "cost", the totals of the run so far.
-    """
-    configs, origin = run.configs(), dict(run.configs().origin)
-    if "start_from" in origin:
-        origin["start_from"] = os.path.basename(origin["start_from"])
-    description = {
-        "checkpoint": checkpoint,
-        "task": configs.to_dict()["task"],
-        "origin": origin,
-    }
-    if checkpoint == START:
-        return description
-    return description | {
-        "settings": configs.training.to_dict(),
-        "cost": training_cost(run.metrics_path, checkpoint),
-    }

@@ -10,8 +10,8 @@ import pytest
 
 from keras_transformer import Translator
 from keras_transformer.errors import InputError
+from keras_transformer.loading import open_model
 from keras_transformer.pretrained import pack
-from keras_transformer.serving.export import describe_run
 from keras_transformer.training import run as training_run
 from keras_transformer.training.run import RunDirectory
 
@@ -51,7 +51,7 @@ def test_packed_model_is_a_run_half_as_large_that_keeps_no_path(packed, trained,
     configs, trained_with = run.configs(), RunDirectory(run_dir).configs().training.to_dict()
     assert configs.origin == {"model": "words", "training": trained_with}
     assert configs.data is None and configs.training_options == trained_with
-    description = describe_run(run, "step-0")  # of weights that this run has not trained
+    description = open_model("words").describe()  # of weights that this run has not trained
     assert description["origin"] == configs.origin
     assert description.keys() == {"checkpoint", "task", "origin"}
     for weight, original in zip(run.load_model().weights, model.weights, strict=True):

@@ -15,10 +15,10 @@ from keras_transformer import Translator
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import ModelFunctions, XlaShapes
+from keras_transformer.loading import open_model
 from keras_transformer.serving import export as export_module
-from keras_transformer.serving.export import describe_run, export, load_exported
+from keras_transformer.serving.export import export, load_exported
 from keras_transformer.serving.model_folder import read_model_card
-from keras_transformer.training.run import RunDirectory
 
 _SERVER_FILES = ["batching_parameters.txt", "models.config", "monitoring.config", "serve.sh"]
 
@@ -176,8 +176,8 @@ def test_model_card_describes_the_export(exported, two_best):
 
 
 def test_run_is_described_without_folders(run_dir):
-    run = RunDirectory(run_dir)
-    training = describe_run(run, "average")
-    assert training["settings"] == run.configs().training.to_dict()
+    model = open_model(run_dir, "average")
+    training = model.describe()
+    assert training["settings"] == model.configs.training.to_dict()
     assert training["task"]["name"] == "translation" and training["cost"]["step"] == 300
     assert "/" not in json.dumps(training)
