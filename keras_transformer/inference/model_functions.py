@@ -57,7 +57,6 @@ class ModelFunctions:
     serving_default     text to its translations
     translate_options   text, and options of each sentence, to its translations
     score               text and a translation of it to the translation's log-probability
-    tokens              ids to the ids of their translations
     attention           text and a translation to the attention between them, if there is any
 
     Args:
@@ -156,7 +155,7 @@ class ModelFunctions:
     @property
     def names(self) -> list[str]:
         """The names of the functions."""
-        names = ["serving_default", "translate_options", "score", "tokens"]
+        names = ["serving_default", "translate_options", "score"]
         return names + ["attention"] * hasattr(self.model, "attention")
 
     def signatures(self) -> dict[str, Any]:
@@ -203,7 +202,6 @@ class ModelFunctions:
             "serving_default": (translate, {"text": tf.string}),
             "translate_options": (translate, {"text": tf.string} | options),
             "score": (self._score, pair),
-            "tokens": (self._translate_tokens, {"source": tf.string}),
             "attention": (self._attention, pair),
         }
         function, types = functions[name]
@@ -308,23 +306,6 @@ class ModelFunctions:
         if self.task is not None:
             translations = self.task.finish(translations, source.text)
         return tf.where(source.ids[:, :1] == EOS_ID, "", translations)
-
-    def _translate_tokens(self, source: Tensor) -> dict[str, Tensor]:
-        """Translates rows of ids, string [B]; see `Tokenizer.read_ids`.
-
-        A matrix of ids would need padding, and model servers may crash when they pad requests of a
-        batch. Returns "ids" [B, N, L] with EOS, then PAD; "lengths" [B, N] with EOS; "scores"
-        [B, N]; "source_cut" [B]. A row without ids has one translation, of length 0 and score 0.
-        """
-        tokens = self.source_tokenizer.read_ids(source)
-        hypotheses = self.find(with_eos(tokens, self.search.max_source_length))
-        is_blank = (tokens.row_lengths() == 0)[:, None]  # [B, 1]
-        return {
-            "source_cut": tokens.row_lengths() > self.search.max_source_length,
-            "ids": tf.where(is_blank[:, :, None], PAD_ID, hypotheses.ids),
-            "lengths": tf.where(is_blank, 0, hypotheses.lengths),
-            "scores": _scores(hypotheses, is_blank),
-        }
 
     def _settings(self, options: Mapping[str, Tensor]) -> dict[str, Any]:
         return number_settings(self.search) | dict(options)

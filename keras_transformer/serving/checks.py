@@ -61,8 +61,7 @@ def make_requests(
     """Returns requests to each signature, and to each compiled shape.
 
     Each signature gets the sentence of the median length, then a batch of 8 of all lengths. XLA's
-    programs, which all signatures share, are warmed up with ids, because the number of tokens in a
-    text is not known in advance.
+    programs get text of the most tokens that fit.
 
     Args:
         functions: of a model.
@@ -74,26 +73,26 @@ def make_requests(
     generator = random.Random(0)
     if not any(map(str.strip, sentences)):
         sentences = [_generate_text(source, 1 + n, generator) for n in range(_MAX_GENERATED)]
-    ids = [row[: functions.search.max_source_length] for row in source.encode(sentences)]
-    by_length = sorted(range(len(ids)), key=lambda row: len(ids[row]))
-    spread = [by_length[int(place)] for place in np.linspace(0, len(ids) - 1, _BATCH_SIZE)]
+    lengths = _count_tokens(functions, sentences)
+    by_length = np.argsort(lengths, kind="stable")
+    spread = by_length[np.linspace(0, len(lengths) - 1, _BATCH_SIZE).astype(int)]
     requests = []
-    for rows in ([by_length[len(ids) // 2]], spread):
+    for rows in ([by_length[len(lengths) // 2]], spread):
         texts = _column([sentences[row] for row in rows])
-        targets = _column([_generate_text(target, len(ids[row]), generator) for row in rows])
+        targets = _column([_generate_text(target, lengths[row], generator) for row in rows])
         columns = {"text": texts, "source": texts, "target": targets}
         for name, function in signatures.items():
             inputs = {
                 key: columns.get(key, np.full(len(rows), *_KEEP[spec.dtype]))
                 for key, spec in signature_inputs(function).items()
             }
-            if name == "tokens":
-                inputs = {"source": _ids_column([ids[row] for row in rows])}
             requests.append(Request(name, inputs))
     if functions.xla is not None:
         for size, width in itertools.product(*functions.xla):
-            batch = [_random_ids(source, width - 1, generator) for _ in range(size)]  # and EOS
-            requests.append(Request("tokens", {"source": _ids_column(batch)}))
+            texts = [_generate_text(source, length, generator) for length in range(width)]
+            pairs = zip(_count_tokens(functions, texts), texts, strict=True)
+            _, longest = max(pair for pair in pairs if pair[0] < width)  # EOS is one more
+            requests.append(Request("serving_default", {"text": _column([longest] * size)}))
     return requests
 
 
@@ -101,19 +100,15 @@ def _column(texts: Sequence[str]) -> Any:
     return np.array([text.encode() for text in texts], object)
 
 
-def _ids_column(rows: Sequence[Sequence[int]]) -> Any:
-    """Returns rows of ids as the signature `tokens` takes them."""
-    return _column([" ".join(map(str, row)) for row in rows])
-
-
-def _random_ids(vocabulary: Vocabulary, length: int, generator: random.Random) -> list[int]:
-    """Returns ids of tokens that are text."""
-    ids = range(len(RESERVED_IDS), vocabulary.size) or [UNK_ID]
-    return generator.choices(ids, k=length)
+def _count_tokens(functions: ModelFunctions, sentences: Sequence[str]) -> list[int]:
+    """Returns how many tokens of each sentence the model reads, or one more where it has more."""
+    return functions.read(tf.constant(sentences)).lengths.numpy().tolist()
 
 
 def _generate_text(vocabulary: Vocabulary, length: int, generator: random.Random) -> str:
-    return vocabulary.decode([_random_ids(vocabulary, length, generator)])[0]
+    """Returns the text of random tokens; read again, it may have fewer or more."""
+    ids = range(len(RESERVED_IDS), vocabulary.size) or [UNK_ID]
+    return vocabulary.decode([generator.choices(ids, k=length)])[0]
 
 
 def write_requests(version: pathlib.Path, requests: Sequence[Request], model_name: str) -> None:

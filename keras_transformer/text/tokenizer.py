@@ -162,20 +162,6 @@ class Tokenizer(tf.Module):
         text = tf.strings.regex_replace(text, CONTROL_CHARACTERS, " ")
         return tf.ensure_shape(tf.reshape(text, leading_shape), ids.shape[:-1])
 
-    def read_ids(self, text: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the ids of rows of numbers [B], such as "17 5 42", int32 [B, (length)].
-
-        EOS is optional: it is removed. A word that is not an id of the vocabulary becomes the
-        unknown token.
-        """
-        words = tf.strings.split(text)  # [B, (length)]
-        is_number = tf.strings.regex_full_match(words.flat_values, "[0-9]{1,9}")
-        numbers = tf.where(is_number, words.flat_values, str(UNK_ID))
-        ids = tf.strings.to_number(numbers, tf.int32)
-        is_known = (ids > PAD_ID) & (ids < self.vocabulary.size)
-        rows = words.with_flat_values(tf.where(is_known, ids, UNK_ID))
-        return tf.ragged.boolean_mask(rows, rows != EOS_ID)
-
     def pieces(self, ids: tf.Tensor) -> tf.Tensor:
         """Returns the tokens with these ids as text, of the same shape; padding is the empty text.
 

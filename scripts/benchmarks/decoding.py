@@ -159,11 +159,11 @@ def write_models(
     }
     folders = {}
     for name, functions in engines.items():
-        # The graph of this signature is the same in an export of all of them.
         functions = functions.with_stored_projection()
-        tokens = functions.function("tokens")
+        inputs = [tf.TensorSpec([None, None], tf.int32, "ids")]
+        find = tf.function(functions.find, inputs, autograph=False)
         folders[name] = str(folder / name)
-        tf.saved_model.save(functions.module(), folders[name], signatures={"tokens": tokens})
+        tf.saved_model.save(functions.module(), folders[name], signatures={"find": find})
     rival = str(folder / "ctranslate2")
     try:
         export_ctranslate2(model, source, target, rival)
@@ -303,17 +303,19 @@ class SavedModel:
         )
         session = v1.Session(graph=tf.Graph(), config=config)
         with session.graph.as_default():
-            loaded = v1.saved_model.load(session, ["serve"], job["model"]).signature_def["tokens"]
+            loaded = v1.saved_model.load(session, ["serve"], job["model"]).signature_def["find"]
         # Other calls spend half a millisecond in Python, which no server does.
         options = CallableOptions(
-            feed=[loaded.inputs["source"].name],
+            feed=[loaded.inputs["ids"].name],
             fetch=[loaded.outputs[name].name for name in ("ids", "lengths")],
         )
         self._run = session._make_callable_from_options(options)
 
     def translate(self, sentences: Sequence[list[int]]) -> list[list[int]]:
         """Returns the tokens of each best translation, without EOS."""
-        source = np.array([" ".join(map(str, ids)).encode() for ids in sentences], object)  # [B]
+        source = np.full([len(sentences), max(map(len, sentences)) + 1], PAD_ID)  # [B, S]
+        for row, ids in zip(source, sentences, strict=True):
+            row[: len(ids) + 1] = [*ids, EOS_ID]
         ids, lengths = self._run(source)
         best = zip(ids[:, 0], lengths[:, 0], strict=True)
         return [row[: length - 1].tolist() for row, length in best]

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer import Translator
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, ModelConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer, build_model
@@ -43,13 +43,9 @@ def _ids(vocabulary, texts):
     return np.array([row + [PAD_ID] * (width - len(row)) for row in rows])
 
 
-def _text_of_ids(vocabulary, texts):
-    return [" ".join(map(str, row)) for row in vocabulary.encode(texts)]
-
-
 @pytest.mark.slow
 def test_dimension_0_is_the_batch_everywhere(signatures):
-    names = ["serving_default", "translate_options", "score", "tokens", "attention"]
+    names = ["serving_default", "translate_options", "score", "attention"]
     assert list(signatures) == names
     for function in signatures.values():
         inputs = signature_inputs(function)
@@ -75,14 +71,12 @@ def test_scores_are_the_models_log_probabilities(signatures, two_best):
     assert answer["lengths"].tolist() == [3, 2, 1, 4]
 
 
-def test_rows_do_not_depend_on_their_batch(signatures, two_best):
-    ids = _text_of_ids(two_best.source, _SOURCE)
+def test_rows_do_not_depend_on_their_batch(signatures):
     columns = {"text": _SOURCE, "source": _SOURCE, "target": _TARGET}
     columns |= {"max_length": [2, -1, 1, -1], "prefix": ["", "木", "दो", ""]}
-    for name, function in signatures.items():
+    for function in signatures.values():
         specs = signature_inputs(function).items()
         inputs = [columns.get(key, [_AS_EXPORTED[spec.dtype]] * 4) for key, spec in specs]
-        inputs = [ids] if name == "tokens" else inputs
         together = _ask(function, *inputs)
         for row in range(len(_SOURCE)):
             for key, alone in _ask(function, *[column[row : row + 1] for column in inputs]).items():
@@ -92,38 +86,6 @@ def test_rows_do_not_depend_on_their_batch(signatures, two_best):
                     np.testing.assert_allclose(found, alone[0], rtol=1e-4, atol=1e-5)
                 else:
                     assert np.array_equal(found, alone[0])
-
-
-def test_tokens_are_translated_like_their_text(signatures, two_best):
-    vocabulary = two_best.source
-    by_text = _ask(signatures["serving_default"], _SOURCE)
-    answer = _ask(signatures["tokens"], _text_of_ids(vocabulary, _SOURCE))
-    for row, texts in zip(answer["ids"], by_text["translations"], strict=True):
-        decoded = two_best.target.decode(row.tolist())
-        assert decoded == [text.decode() for text in texts]
-    np.testing.assert_allclose(answer["scores"], by_text["scores"], rtol=1e-5)
-    assert np.array_equal(answer["lengths"], (answer["ids"] != PAD_ID).sum(-1))
-    assert answer["lengths"][1].tolist() == [0, 0]  # the blank sentence
-    blank = _ask(signatures["tokens"], ["", " "])
-    assert not blank["lengths"].any()
-    assert blank["scores"].tolist() == [[0.0, -1e9]] * 2  # one translation
-
-
-@pytest.mark.parametrize(
-    ("row", "read_as"),
-    [
-        (f"4 5 6 {EOS_ID}", "4 5 6"),
-        (f"4 {PAD_ID}", f"4 {UNK_ID}"),
-        ("4 10", f"4 {UNK_ID}"),
-        ("-1 5 99999999999 x", f"{UNK_ID} 5 {UNK_ID} {UNK_ID}"),
-        (f" {EOS_ID}\t", ""),
-    ],
-)
-def test_odd_ids_are_read_as_documented(signatures, row, read_as):
-    expected = _ask(signatures["tokens"], [read_as, "7 8"])
-    found = _ask(signatures["tokens"], [row, "7 8"])
-    assert np.array_equal(found["ids"], expected["ids"])
-    np.testing.assert_allclose(found["scores"], expected["scores"], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["score", "attention"])
@@ -155,9 +117,6 @@ def test_long_texts_are_cut(signatures):
     assert spaces["is_cut"].all() and spaces["lengths"] == [1]
     np.testing.assert_allclose(*longest["token_scores"][:, :17], rtol=1e-5)
     assert longest["scores"][0] == pytest.approx(longest["token_scores"][1, :17].sum(), rel=1e-5)
-    answer = _ask(signatures["tokens"], ["4 " * 5000, "4"])
-    assert answer["source_cut"].tolist() == [True, False]
-    assert answer["lengths"].max() <= 18
 
 
 def test_attention_has_a_row_for_each_target_token(signatures):
@@ -195,7 +154,7 @@ def test_attention_needs_all_models_to_have_it(two_best, wrap):
     translator = Translator(wrapped, two_best.source, two_best.target)
     functions = translator.functions
     for each in (functions, functions.with_stored_projection()):
-        assert each.names == ["serving_default", "translate_options", "score", "tokens"]
+        assert each.names == ["serving_default", "translate_options", "score"]
     with pytest.raises(InputError, match="the model has no signature 'attention'"):
         translator.align(["two"], ["दो"])
     with pytest.raises(InputError, match="the model has no option coverage_penalty that can"):

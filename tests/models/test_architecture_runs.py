@@ -29,7 +29,7 @@ RUNS = {
 STEPS = {"train_steps": 30, "checkpoint_steps": 10, "learning_rate": 0.02}
 SEARCH = SearchConfig(beam_size=3, max_source_length=8, max_extra_length=4, num_translations=2)
 SENTENCES = ["abc", "fed", "", "aabb", "c"]
-SIGNATURES = {"serving_default", "translate_options", "score", "tokens"}
+SIGNATURES = {"serving_default", "translate_options", "score"}
 only_bag = pytest.mark.parametrize("config", ["bag"], indirect=True)
 
 
@@ -89,21 +89,20 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
     assert losses[-1] < losses[0] - 0.1
     assert [row["step"] for row in rows if "bleu" in row] == [10, 20, 30]
     keep = [index for index, sentence in enumerate(SENTENCES) if sentence]
-    source = translator.source.encode([SENTENCES[index] for index in keep])
-    found = translator.functions.function("tokens")(
-        tf.constant([" ".join(map(str, row)) for row in source])
-    )
-    ids = found["ids"][:, 0].numpy()  # [B, L], with EOS, then PAD
+    rows = translator.source.encode([SENTENCES[index] for index in keep])
+    source = tf.ragged.constant([[*row, EOS_ID] for row in rows]).to_tensor()
+    found = translator.functions.find(source)
+    ids = found.ids[:, 0].numpy()  # [B, L], with EOS, then PAD
     inputs = {
-        "source": tf.ragged.constant([[*row, EOS_ID] for row in source]).to_tensor(),
+        "source": source,
         "target": np.pad(ids[:, :-1], [(0, 0), (1, 0)], constant_values=BOS_ID),
     }
     scores = tf.nn.log_softmax(translator.model(inputs)).numpy()
     scores = np.take_along_axis(scores, ids[..., None], axis=2)[..., 0].sum(axis=1, where=ids != 0)
-    lengths = found["lengths"][:, 0].numpy()
+    lengths = found.lengths[:, 0].numpy()
     assert lengths.min() > 0
     scores = scores / ((5 + lengths) / 6) ** SEARCH.length_penalty
-    np.testing.assert_allclose(found["scores"][:, 0], scores, rtol=1e-4)
+    np.testing.assert_allclose(found.scores[:, 0], scores, rtol=1e-4)
     translations = translator.translate(SENTENCES)
     assert [index for index, best in enumerate(translations) if best.score] == keep
     np.testing.assert_allclose(scores_of(translations)[keep, 0], scores, rtol=1e-4)

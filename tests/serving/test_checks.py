@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
 
-from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference import XlaShapes
 from keras_transformer.serving import checks
@@ -19,7 +18,7 @@ from keras_transformer.serving.checks import (
     make_requests,
     write_requests,
 )
-from keras_transformer.text import learn_vocabulary
+from keras_transformer.text import Tokenizer, learn_vocabulary
 
 _SENTENCES = ["a b c", "a", "a b c d e", "a b", "a b c d", "a " * 500]
 
@@ -33,17 +32,21 @@ def _signature(**inputs):
 _SIGNATURES = {
     "serving_default": _signature(text=tf.string),
     "score": _signature(source=tf.string, target=tf.string),
-    "tokens": _signature(source=tf.string),
     "options": _signature(text=tf.string, penalty=tf.float32, limit=tf.int32, prefix=tf.string),
 }
 
 
 @pytest.fixture(scope="module")
 def translator():
-    """Stands in for one, of which only the vocabularies, a limit and shapes matter here."""
+    """Stands in for one, of which only the vocabularies, tokens and shapes matter here."""
     vocabulary = learn_vocabulary(["a b c d e f"], size=10, kind="word")
-    search, xla = SearchConfig(max_source_length=12), XlaShapes((1, 64), (3, 8))
-    return types.SimpleNamespace(vocabularies=(vocabulary, vocabulary), search=search, xla=xla)
+
+    def read(text):
+        return types.SimpleNamespace(lengths=Tokenizer(vocabulary).tokenize(text).row_lengths())
+
+    return types.SimpleNamespace(
+        vocabularies=(vocabulary, vocabulary), read=read, xla=XlaShapes((1, 64), (3, 8))
+    )
 
 
 def _inputs(requests, signature):
@@ -52,17 +55,17 @@ def _inputs(requests, signature):
 
 def test_requests_have_all_signatures_lengths_inputs_and_compiled_shapes(translator, tmp_path):
     requests = make_requests(translator, _SIGNATURES, _SENTENCES)
-    assert [each.size for each in requests] == [1] * 4 + [8] * 4 + [1] * 2 + [64] * 2
-    one, eight = (inputs["text"].tolist() for inputs in _inputs(requests, "serving_default"))
+    assert [each.size for each in requests] == [1] * 3 + [8] * 3 + [1] * 2 + [64] * 2
+    one, eight, *compiled = (
+        inputs["text"].tolist() for inputs in _inputs(requests, "serving_default")
+    )
     assert (one, eight[0], len(eight[-1])) == ([b"a b c d"], b"a", 1000)
     targets = _inputs(requests, "score")[1]["target"]
     assert [len(text.split()) for text in targets][:2] == [1, 1]  # as long as the sources
-    ids = [list(map(int, row.split())) for row in _inputs(requests, "tokens")[1]["source"]]
-    assert translator.vocabularies[0].decode(ids)[0] == "a" and len(ids[-1]) == 12
     inputs = _inputs(requests, "options")[1]  # which stay as exported
     expected = {"penalty": [-1.0] * 8, "limit": [-1] * 8, "prefix": [b""] * 8}
     assert {name: inputs[name].tolist() for name in expected} == expected
-    lengths = [{len(row.split()) for row in request.inputs["source"]} for request in requests[8:]]
+    lengths = [{len(text.split()) for text in texts} for texts in compiled]
     assert lengths == [{2}, {7}, {2}, {7}]  # and EOS
 
     write_requests(tmp_path, requests, "words")
