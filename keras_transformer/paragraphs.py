@@ -78,7 +78,7 @@ class SplitParagraphs:
             from pysbd.languages import LANGUAGE_CODES
         check_choice("the language of sentences", language, sorted(LANGUAGE_CODES))
         segmenter = pysbd.Segmenter(language=language, clean=False)
-        texts = text_input("paragraphs", paragraphs).values
+        texts = text_input("paragraphs", paragraphs)
         # Models skip invisible characters before a code, too.
         codes = [re.match(f"{_unprintable_start(text)}{LANGUAGE_CODE}", text) for text in texts]
         self._paragraphs = [

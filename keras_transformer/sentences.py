@@ -6,10 +6,11 @@ its batches to a model server, `Translator` computes them in this process.
 
 import abc
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, overload
 
 from keras_transformer.config import SearchConfig, check_options
+from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.errors import InputError, as_text, check_sentences, check_unicode
 from keras_transformer.outputs import (
     Attention,
@@ -21,9 +22,6 @@ from keras_transformer.outputs import (
     read_scores,
     read_translations,
 )
-
-# What an exported model takes for the option's value at export.
-AS_EXPORTED: dict[str, Any] = {"DT_STRING": "", "DT_FLOAT": -1.0, "DT_INT32": -1, "DT_INT64": -1}
 
 # Outputs that mark sentences which a model did not take as they are.
 REMARKS = {
@@ -52,14 +50,10 @@ class SentenceWarning(UserWarning):
         self.rows = rows
 
 
-Answer = Mapping[str, Any]  # the outputs of a signature as lists, by name
-
-
-class InputValues(NamedTuple):
-    """One input of a request: a value for each sentence, and their `tensorflow.DataType`."""
-
-    values: list[Any]
-    dtype: str = "DT_STRING"
+# By name, the inputs of a signature as lists with a value for each sentence: text, floats or ints;
+# and its outputs as nested lists.
+Columns = Mapping[str, list[Any]]
+Answer = Mapping[str, Any]
 
 
 class SentenceTranslator(abc.ABC):
@@ -101,12 +95,12 @@ class SentenceTranslator(abc.ABC):
             ServingError: a server gives no answer, or rejects a request.
         """
         texts = [sentences] if isinstance(sentences, str) else sentences
-        columns = {"text": text_input("sentences", texts)}
+        columns: dict[str, list[Any]] = {"text": text_input("sentences", texts)}
         signature = "serving_default"
         if options:
             signature = "translate_options"
-            inputs = self._input_types(signature)
-            columns |= option_inputs(options, inputs, len(columns["text"].values))
+            names = self._input_names(signature)
+            columns |= option_inputs(options, names, len(columns["text"]))
 
         def read(answer: Answer) -> list[Any]:
             # The alternatives may be fewer, since empty places are dropped.
@@ -155,7 +149,7 @@ class SentenceTranslator(abc.ABC):
     def _read_rows(
         self,
         signature: str,
-        columns: Mapping[str, InputValues],
+        columns: Columns,
         read: Callable[..., list[Result]],
     ) -> list[Result]:
         """Returns the result of each row of the inputs, and warns of what answers remark.
@@ -183,15 +177,12 @@ class SentenceTranslator(abc.ABC):
         return [result for result, _ in rows]
 
     @abc.abstractmethod
-    def _input_types(self, signature: str) -> Mapping[str, str]:
-        """Returns the inputs of a signature, with their `tensorflow.DataType`."""
+    def _input_names(self, signature: str) -> Collection[str]:
+        """Returns the inputs of a signature."""
 
     @abc.abstractmethod
     def _run(
-        self,
-        signature: str,
-        columns: Mapping[str, InputValues],
-        read: Callable[[Answer], list[Result]],
+        self, signature: str, columns: Columns, read: Callable[[Answer], list[Result]]
     ) -> list[Result]:
         """Answers the rows of inputs in batches; returns the result of each row, in their order.
 
@@ -205,12 +196,7 @@ class SentenceTranslator(abc.ABC):
 # Inputs of a request.
 
 
-def texts_of(columns: Mapping[str, InputValues]) -> list[list[str]]:
-    """Returns the sentences among the inputs: sources first, then targets; no options."""
-    return [columns[name].values for name in ("text", "source", "target") if name in columns]
-
-
-def text_input(name: str, texts: Sequence[str]) -> InputValues:
+def text_input(name: str, texts: Sequence[str]) -> list[str]:
     """Returns sentences as an input: a list, or an array or eager tensor of strings.
 
     Raises:
@@ -228,17 +214,17 @@ def text_input(name: str, texts: Sequence[str]) -> InputValues:
     values = [as_text(text, name) for text in texts]
     for text in values:
         check_unicode(name, text)
-    return InputValues(values)
+    return values
 
 
-def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, InputValues]:
+def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, list[str]]:
     """Returns sentences and their translations as inputs.
 
     Raises:
         InputError: their numbers differ, or as in `text_input`.
     """
     columns = {"source": text_input("source", source), "target": text_input("target", target)}
-    sizes = [len(column.values) for column in columns.values()]
+    sizes = [len(column) for column in columns.values()]
     if sizes[0] != sizes[1]:
         raise InputError(
             f"source and target must have as many sentences, got {sizes[0]} and {sizes[1]}"
@@ -247,19 +233,19 @@ def pair_inputs(source: Sequence[str], target: Sequence[str]) -> dict[str, Input
 
 
 def option_inputs(
-    options: Mapping[str, Any], inputs: Mapping[str, str], count: int
-) -> dict[str, InputValues]:
+    options: Mapping[str, Any], inputs: Collection[str], count: int
+) -> dict[str, list[Any]]:
     """Checks options, and makes an input of each one that the model has, given or not.
 
     Args:
         options: for each option one value for all sentences or a sequence of `count` values.
-        inputs: the `tensorflow.DataType` of each input of the signature.
+        inputs: of the signature.
         count: sentences.
 
     Raises:
         InputError: the model has no such option, or a value is invalid.
     """
-    known = {name: dtype for name, dtype in inputs.items() if name != "text"}
+    known = [name for name in REQUEST_OPTIONS if name in inputs]
     unknown = sorted(set(options) - set(known))
     if unknown:
         advice = ""
@@ -279,8 +265,9 @@ def option_inputs(
         check_options(given)
         check_unicode("prefix", prefix)
     return {
-        name: InputValues([_as_sent(dtype, value) for value in values[name]], dtype)
-        for name, dtype in known.items()
+        name: [option.unset if value is None else option.type(value) for value in values[name]]
+        for name, option in REQUEST_OPTIONS.items()
+        if name in known
     }
 
 
@@ -297,13 +284,6 @@ def _spread(name: str, value: Any, count: int) -> list[Any]:
             f"{len(values)} for {count} sentences"
         )
     return list(values)
-
-
-def _as_sent(dtype: str, value: Any) -> Any:
-    """The value of an option as JSON and protocol buffers represent it."""
-    if value is None:
-        return AS_EXPORTED[dtype]
-    return float(value) if dtype == "DT_FLOAT" else value
 
 
 # Batches of rows of similar length, and their results back in the order of the rows.
@@ -339,12 +319,9 @@ def batches_by_length(
     return batches
 
 
-def select_rows(columns: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, InputValues]:
+def select_rows(columns: Columns, rows: Sequence[int]) -> dict[str, list[Any]]:
     """Returns the inputs of some rows."""
-    return {
-        name: InputValues([column.values[row] for row in rows], column.dtype)
-        for name, column in columns.items()
-    }
+    return {name: [column[row] for row in rows] for name, column in columns.items()}
 
 
 def in_row_order(

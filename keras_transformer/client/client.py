@@ -6,7 +6,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import Self
@@ -17,7 +17,7 @@ from keras_transformer.files import local_path
 from keras_transformer.outputs import Result
 from keras_transformer.sentences import (
     Answer,
-    InputValues,
+    Columns,
     SentenceTranslator,
     batches_by_length,
     in_row_order,
@@ -121,21 +121,18 @@ class Client(SentenceTranslator):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _input_types(self, signature: str) -> Mapping[str, str]:
-        return self._request(self._transport.signatures).get(signature, {})
+    def _input_names(self, signature: str) -> Collection[str]:
+        return self._request(self._transport.signatures).get(signature, ())
 
     def _run(
-        self,
-        signature: str,
-        columns: Mapping[str, InputValues],
-        read: Callable[[Answer], list[Result]],
+        self, signature: str, columns: Columns, read: Callable[[Answer], list[Result]]
     ) -> list[Result]:
         """Requests batches of a signature.
 
         Raises:
             ServingError: the server rejects a request, or gives no answer; the call ends then.
         """
-        rows = zip(*(column.values for column in columns.values()), strict=True)
+        rows = zip(*columns.values(), strict=True)
         sizes = [sum(len(str(value).encode()) for value in row) for row in rows]
         batches = batches_by_length(sizes, self.batch_size, _REQUEST_BYTES)
 

@@ -10,7 +10,7 @@ import grpc
 
 from keras_transformer.client.transport import Certificates, ModelName, ServingError
 from keras_transformer.protobuf import message_classes
-from keras_transformer.sentences import InputValues
+from keras_transformer.sentences import Columns
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_http_proxy", 0),  # as over REST
@@ -21,15 +21,15 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 _ROUND_ROBIN = ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}')
-# By `tensorflow.DataType` its number, the field of a tensor's values, and that of `array`.
-_TYPES = {
-    "DT_FLOAT": (1, "float_val", "f"),
-    "DT_INT32": (3, "int_val", "i"),
-    "DT_STRING": (7, "string_val", ""),
-    "DT_INT64": (9, "int64_val", "q"),
-    "DT_BOOL": (10, "bool_val", "b"),
+# By number of `tensorflow.DataType` the field of a tensor's values, and the type code of `array`.
+_FIELDS = {
+    1: ("float_val", "f"),
+    3: ("int_val", "i"),
+    7: ("string_val", "b"),
+    9: ("int64_val", "q"),
+    10: ("bool_val", "b"),
 }
-_BY_NUMBER = {number: (name, field, code) for name, (number, field, code) in _TYPES.items()}
+_NUMBERS: dict[type, int] = {float: 1, int: 3, str: 7}
 # Of TensorFlow Serving, under its numbers.
 _MESSAGES = message_classes(
     "serving",
@@ -66,8 +66,7 @@ _MESSAGES = message_classes(
         "SignatureMap": {"signature_def": (1, "NamedSignature*")},
         "NamedSignature": {"key": (1, "string"), "value": (2, "Signature")},
         "Signature": {"inputs": (1, "NamedInfo*")},
-        "NamedInfo": {"key": (1, "string"), "value": (2, "TensorInfo")},
-        "TensorInfo": {"dtype": (2, "int32")},
+        "NamedInfo": {"key": (1, "string")},
     },
 )
 
@@ -102,23 +101,19 @@ class GrpcTransport:
         self._model = {"name": model.name, "version": version, "version_label": model.label}
         self._metadata = tuple(headers.items())
 
-    def predict(
-        self, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
-    ) -> Mapping[str, Any]:
+    def predict(self, signature: str, inputs: Columns, timeout_s: float) -> Mapping[str, Any]:
         """Returns the outputs of a signature by name, as nested lists with text as str."""
         request = {"model_spec": self._model | {"signature_name": signature}}
         tensors = [{"key": name, "value": _tensor(values)} for name, values in inputs.items()]
         answer = self._call("Predict", request | {"inputs": tensors}, timeout_s)
         return {output.key: _values(output.value) for output in answer.outputs}
 
-    def signatures(self, timeout_s: float) -> dict[str, dict[str, str]]:
-        """Returns for each signature the `tensorflow.DataType` of each of its inputs."""
+    def signatures(self, timeout_s: float) -> dict[str, list[str]]:
+        """Returns the inputs of each signature."""
         request = {"model_spec": self._model, "metadata_field": ["signature_def"]}
         answer = self._call("GetModelMetadata", request, timeout_s)
         return {
-            signature.key: {
-                entry.key: _BY_NUMBER[entry.value.dtype][0] for entry in signature.value.inputs
-            }
+            signature.key: [entry.key for entry in signature.value.inputs]
             for signature in answer.metadata[0].value.value.signature_def
         }
 
@@ -141,17 +136,18 @@ class GrpcTransport:
             raise ServingError(details, code) from error
 
 
-def _tensor(inputs: InputValues) -> dict[str, Any]:
-    """Returns the fields of a tensor with a value for each sentence."""
-    number, field, _ = _TYPES[inputs.dtype]
-    values = [value.encode() if isinstance(value, str) else value for value in inputs.values]
+def _tensor(values: list[Any]) -> dict[str, Any]:
+    """Returns the fields of a tensor with a value for each sentence, all of one type."""
+    number = next(number for kind, number in _NUMBERS.items() if isinstance(values[0], kind))
+    field, _ = _FIELDS[number]
+    values = [value.encode() if isinstance(value, str) else value for value in values]
     return {"dtype": number, "tensor_shape": {"dim": [{"size": len(values)}]}, field: values}
 
 
 def _values(tensor: Any) -> Any:
     """Returns the values of a tensor as nested lists, with text as str."""
-    _, field, code = _BY_NUMBER[tensor.dtype]
-    values = list(getattr(tensor, field) or array.array(code or "b", tensor.tensor_content))
+    field, code = _FIELDS[tensor.dtype]
+    values = list(getattr(tensor, field) or array.array(code, tensor.tensor_content))
     if field == "string_val":
         values = [value.decode("utf-8", "replace") for value in values]
     return _nested(values, [dim.size for dim in tensor.tensor_shape.dim])

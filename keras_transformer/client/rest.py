@@ -8,7 +8,7 @@ from typing import Any
 import urllib3
 
 from keras_transformer.client.transport import Certificates, ModelName, ServingError
-from keras_transformer.sentences import InputValues
+from keras_transformer.sentences import Columns
 
 # The server's mapping of gRPC codes to HTTP statuses, inverted.
 _CODES = {
@@ -48,20 +48,17 @@ class RestTransport:
             f"{scheme}://{address}", maxsize=_MAX_IDLE, **files
         )
 
-    def predict(
-        self, signature: str, inputs: Mapping[str, InputValues], timeout_s: float
-    ) -> Mapping[str, Any]:
-        values = {name: column.values for name, column in inputs.items()}
-        request = {"signature_name": signature, "inputs": values}
+    def predict(self, signature: str, inputs: Columns, timeout_s: float) -> Mapping[str, Any]:
+        request = {"signature_name": signature, "inputs": inputs}
         body = json.dumps(request, ensure_ascii=False).encode()  # UTF-8, shorter than \u escapes
         outputs = self._request("POST", ":predict", timeout_s, body).get("outputs")
         # A signature with a single output answers with the tensor alone.
         return outputs if isinstance(outputs, dict) else {"outputs": outputs}
 
-    def signatures(self, timeout_s: float) -> dict[str, dict[str, str]]:
+    def signatures(self, timeout_s: float) -> dict[str, list[str]]:
         answer = self._request("GET", "/metadata", timeout_s)
         return {
-            name: {key: value["dtype"] for key, value in signature["inputs"].items()}
+            name: list(signature["inputs"])
             for name, signature in answer["metadata"]["signature_def"]["signature_def"].items()
         }
 

@@ -1,6 +1,6 @@
 """Any number of sentences in batches of similar length, through functions from text to text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
 from typing import Any, Literal
 
@@ -17,12 +17,11 @@ from keras_transformer.inference.model_functions import ModelFunctions
 from keras_transformer.outputs import Result
 from keras_transformer.sentences import (
     Answer,
-    InputValues,
+    Columns,
     SentenceTranslator,
     batches_by_length,
     in_row_order,
     select_rows,
-    texts_of,
 )
 from keras_transformer.tasks import Task
 from keras_transformer.text import Vocabulary
@@ -32,7 +31,6 @@ from keras_transformer.text import Vocabulary
 _MAX_BATCH_BYTES = 1 << 15  # of one batch, unless it is a single sentence
 _MAX_BYTES = 1 << 16  # of all batches in progress, unless each is a single sentence
 _MAX_BATCHES = 8  # in progress
-_TYPES = {tf.string: "DT_STRING", tf.float32: "DT_FLOAT", tf.int32: "DT_INT32"}
 
 
 class Translator(SentenceTranslator):
@@ -85,9 +83,8 @@ class Translator(SentenceTranslator):
         translator._function = function
         return translator
 
-    def _input_types(self, signature: str) -> Mapping[str, str]:
-        inputs = signature_inputs(self._find(signature))
-        return {name: _TYPES[spec.dtype] for name, spec in inputs.items()}
+    def _input_names(self, signature: str) -> Collection[str]:
+        return signature_inputs(self._find(signature))
 
     def _find(self, name: str) -> Any:
         try:
@@ -99,10 +96,7 @@ class Translator(SentenceTranslator):
             ) from error
 
     def _run(
-        self,
-        signature: str,
-        columns: Mapping[str, InputValues],
-        read: Callable[[Answer], list[Result]],
+        self, signature: str, columns: Columns, read: Callable[[Answer], list[Result]]
     ) -> list[Result]:
         function = self._find(signature)
         inputs = signature_inputs(function)
@@ -110,7 +104,7 @@ class Translator(SentenceTranslator):
         def answer(rows: Sequence[int]) -> list[Result]:
             outputs = function(
                 **{
-                    name: tf.constant(column.values, inputs[name].dtype)
+                    name: tf.constant(column, inputs[name].dtype)
                     for name, column in select_rows(columns, rows).items()
                 }
             )
@@ -118,8 +112,8 @@ class Translator(SentenceTranslator):
 
         # A search step is too small for several cores to share: each core takes a batch.
         num_workers = _num_workers() if "text" in columns else 1
-        texts = zip(*texts_of(columns), strict=True)
-        lengths = [sum(len(text.encode()) for text in row) for row in texts]
+        texts = [columns[name] for name in ("text", "source", "target") if name in columns]
+        lengths = [sum(len(text.encode()) for text in row) for row in zip(*texts, strict=True)]
         most_bytes = min(_MAX_BATCH_BYTES, _MAX_BYTES // num_workers)
         batches = batches_by_length(lengths, self.batch_size, most_bytes)
         return in_row_order(batches, _map_in_threads(answer, batches, num_workers))

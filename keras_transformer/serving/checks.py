@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.config import UNK_ID
+from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.errors import InputError
 from keras_transformer.inference import ModelFunctions
 from keras_transformer.inference.translator import signature_inputs
@@ -28,12 +29,6 @@ from keras_transformer.text.sentencepiece_model import RESERVED_IDS
 
 _BATCH_SIZE = 8
 _MAX_GENERATED = 32  # tokens
-# Values that keep an option as it was exported, and their NumPy type.
-_KEEP: dict[Any, tuple[Any, Any]] = {
-    tf.string: (b"", object),
-    tf.float32: (-1.0, "float32"),
-    tf.int32: (-1, "int32"),
-}
 _TOLERANCE = 1e-4  # of numbers, absolute and relative
 # Near ties are rare: a wrong vocabulary, for example, changes most texts and no score.
 _SENTENCES_PER_TIE = 10
@@ -83,7 +78,9 @@ def make_requests(
         columns = {"text": texts, "source": texts, "target": targets}
         for name, function in signatures.items():
             inputs = {
-                key: columns.get(key, np.full(len(rows), *_KEEP[spec.dtype]))
+                key: columns[key]
+                if key in columns
+                else np.full(len(rows), REQUEST_OPTIONS[key].unset, spec.dtype.as_numpy_dtype)
                 for key, spec in signature_inputs(function).items()
             }
             requests.append(Request(name, inputs))

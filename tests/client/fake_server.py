@@ -100,7 +100,7 @@ class Model:
 
 _TEXT = {"text": "DT_STRING"}
 _PAIR = {"source": "DT_STRING", "target": "DT_STRING"}
-_OPTIONS = {"length_penalty": "DT_FLOAT", "max_length": "DT_INT32", "seed": "DT_INT64",
+_OPTIONS = {"length_penalty": "DT_FLOAT", "max_length": "DT_INT32", "seed": "DT_INT32",
             "prefix": "DT_STRING"}  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def _signature(**inputs):
 _SIGNATURES = {
     "serving_default": _signature(text=tf.string),
     "score": _signature(source=tf.string, target=tf.string),
-    "options": _signature(text=tf.string, penalty=tf.float32, limit=tf.int32, prefix=tf.string),
+    "options": _signature(text=tf.string, top_p=tf.float32, max_length=tf.int32, prefix=tf.string),
 }
 
 
@@ -63,7 +63,7 @@ def test_requests_have_all_signatures_lengths_inputs_and_compiled_shapes(transla
     targets = _inputs(requests, "score")[1]["target"]
     assert [len(text.split()) for text in targets][:2] == [1, 1]  # as long as the sources
     inputs = _inputs(requests, "options")[1]  # which stay as exported
-    expected = {"penalty": [-1.0] * 8, "limit": [-1] * 8, "prefix": [b""] * 8}
+    expected = {"top_p": [-1.0] * 8, "max_length": [-1] * 8, "prefix": [""] * 8}
     assert {name: inputs[name].tolist() for name in expected} == expected
     lengths = [{len(text.split()) for text in texts} for texts in compiled]
     assert lengths == [{2}, {7}, {2}, {7}]  # and EOS
@@ -76,7 +76,7 @@ def test_requests_have_all_signatures_lengths_inputs_and_compiled_shapes(transla
         assert (request.model_spec.name, request.model_spec.signature_name) == ("words", signature)
         assert request.inputs.keys() == inputs.keys()
         for name, value in inputs.items():
-            assert np.array_equal(tf.make_ndarray(request.inputs[name]), value)
+            assert request.inputs[name] == tf.make_tensor_proto(value)
 
 
 # Answers
