@@ -43,11 +43,9 @@ class Client(SentenceTranslator):
 
     Args:
         address: the server's "host:port". TensorFlow Serving listens on port 8500 for gRPC, on
-            8501 for REST. Over gRPC, "dns:///host:port" sends requests to all addresses of the
-            host in turn. Proxies are not used.
+            8501 for REST. Proxies are not used.
         model: the name under which the server has the model.
         version: the version to use; None means the latest that is served.
-        label: a label of a version, such as "canary", instead of its number.
         timeout_s: seconds for a request, retries and the pauses between them included.
         retries: how often a request is retried while the server is unreachable or overloaded,
             after pauses that double from 0.2 s up to 5 s.
@@ -78,7 +76,6 @@ class Client(SentenceTranslator):
         *,
         model: str = "translator",
         version: int | None = None,
-        label: str | None = None,
         timeout_s: float = 60.0,
         retries: int = 4,
         protocol: str = "grpc",
@@ -97,16 +94,13 @@ class Client(SentenceTranslator):
                 raise InputError(f"{name} must be positive, got {value}")
         if retries < 0:
             raise InputError(f"retries must not be negative, got {retries}")
-        for name, text in (("model", model), ("label", label or "")):
-            check_unicode(name, text)
-        if version is not None and label is not None:
-            raise InputError(f"give version {version} or label {label!r}, not both")
+        check_unicode("model", model)
         self._timeout_s = timeout_s
         self._retries = retries
         self.batch_size = batch_size
         self._server = f"{protocol} server at {address}"
         files = _find_files(tls, root_certificates, client_certificate, client_key)
-        where = ModelName(model, version, label)
+        where = ModelName(model, version)
         self._transport = _connect(protocol, address, where, files, headers or {})
         self._threads = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
 
@@ -213,17 +207,15 @@ def _connect(
     headers: Mapping[str, str],
 ) -> "GrpcTransport | RestTransport":
     """Returns a connection; a server that is down shows at the first request only."""
-    is_dns = address.startswith("dns:///") and protocol == "grpc"
-    host = address.removeprefix("dns:///") if is_dns else address
-    if not re.fullmatch(r"(\[[\da-fA-F:]+\]|[\w.-]+):\d+", host, re.ASCII):
+    if not re.fullmatch(r"(\[[\da-fA-F:]+\]|[\w.-]+):\d+", address, re.ASCII):
         raise InputError(
-            "the address of a model server must be host:port, such as localhost:8500, or over "
-            f"gRPC dns:///host:port, got {address!r}"
+            "the address of a model server must be host:port, such as localhost:8500, got "
+            f"{address!r}"
         )
     for name, value in headers.items():
         if not re.fullmatch(r"[\w.-]+", name, re.ASCII) or not re.fullmatch("[ -~]+", value):
             raise InputError(f"the header {name!r} must have a name and a value, in ASCII")
-        is_clear = certificates is None and not host.startswith(_LOOPBACK)
+        is_clear = certificates is None and not address.startswith(_LOOPBACK)
         if name.lower() == "authorization" and is_clear:
             raise InputError(f"the header {name} would be sent to {address} in clear text; use TLS")
     headers = {name.lower(): value for name, value in headers.items()}

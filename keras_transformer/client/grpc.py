@@ -20,7 +20,6 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
-_ROUND_ROBIN = ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}')
 # By number of `tensorflow.DataType` the field of a tensor's values, and the type code of `array`.
 _FIELDS = {
     1: ("float_val", "f"),
@@ -39,7 +38,6 @@ _MESSAGES = message_classes(
             "name": (1, "string"),
             "version": (2, "Version"),
             "signature_name": (3, "string"),
-            "version_label": (4, "string"),
         },
         "Dim": {"size": (1, "int64")},
         "TensorShape": {"dim": (2, "Dim*")},
@@ -77,7 +75,7 @@ class GrpcTransport:
     Requests raise `ServingError`.
 
     Args:
-        address: a target of gRPC; the addresses of one with "dns:" take turns.
+        address: "host:port" of the server.
         model: which to ask.
         certificates: None for no TLS.
         headers: metadata of every request.
@@ -90,15 +88,14 @@ class GrpcTransport:
         certificates: Certificates | None,
         headers: Mapping[str, str],
     ) -> None:
-        options = [*_OPTIONS, _ROUND_ROBIN] if address.startswith("dns:") else _OPTIONS
         if certificates is None:
-            self._channel = grpc.insecure_channel(address, options)
+            self._channel = grpc.insecure_channel(address, _OPTIONS)
         else:
             root, chain, key = (path and pathlib.Path(path).read_bytes() for path in certificates)
             credentials = grpc.ssl_channel_credentials(root, key, chain)
-            self._channel = grpc.secure_channel(address, credentials, options)
+            self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
         version = None if model.version is None else {"value": model.version}
-        self._model = {"name": model.name, "version": version, "version_label": model.label}
+        self._model = {"name": model.name, "version": version}
         self._metadata = tuple(headers.items())
 
     def predict(self, signature: str, inputs: Columns, timeout_s: float) -> Mapping[str, Any]:

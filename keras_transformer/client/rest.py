@@ -40,8 +40,6 @@ class RestTransport:
         self._path = f"/v1/models/{urllib.parse.quote(model.name, safe='')}"
         if model.version is not None:
             self._path += f"/versions/{model.version}"
-        elif model.label is not None:
-            self._path += f"/labels/{urllib.parse.quote(model.label, safe='')}"
         scheme = "http" if certificates is None else "https"
         files = {} if certificates is None else certificates._asdict()
         self._pool = urllib3.connection_from_url(

@@ -22,11 +22,10 @@ class ServingError(InputError):
 
 
 class ModelName(NamedTuple):
-    """A model on a server; the latest version if neither a version nor a label is given."""
+    """A model on a server; without a version the latest."""
 
     name: str
     version: int | None
-    label: str | None
 
 
 class Certificates(NamedTuple):

@@ -4,7 +4,6 @@ echo "two hundred and five" | keras-transformer serve_client --server=localhost:
 keras-transformer serve_client --server=localhost:8501 --protocol=rest --model=numbers input.en
 keras-transformer serve_client --server=localhost:8500 --model=numbers --alignments input.en
 keras-transformer serve_client --server=mt.example.org:443 --tls --headers_file=token input.en
-keras-transformer serve_client --server=dns:///mt.example.org:8500 --output=output.de input.en
 """
 
 import os
@@ -20,17 +19,10 @@ from keras_transformer.errors import InputError
 from keras_transformer.files import iterate_lines
 from keras_transformer.tasks import TranslationTask
 
-_SERVER = flags.DEFINE_string(
-    "server",
-    None,
-    "host:port of the model server. Over gRPC, dns:///host:port uses all addresses of the host in "
-    "turn.",
-    required=True,
-)
+_SERVER = flags.DEFINE_string("server", None, "host:port of the model server.", required=True)
 flags.DEFINE_enum("protocol", "grpc", ["grpc", "rest"], "Protocol of this port.")
 flags.DEFINE_string("model", "translator", "Name of the model on the server.")
 flags.DEFINE_integer("model_version", None, "Version of the model. Default: the latest.")
-flags.DEFINE_string("label", None, "Label of a version, instead of its number.")
 flags.DEFINE_float("timeout", 60.0, "Seconds for a request, retries included.")
 flags.DEFINE_integer(
     "retries", 4, "How often a request is repeated while the server is unreachable or overloaded."
@@ -49,7 +41,7 @@ command_flags.define_path("client_key", "PEM file of the client's private key, u
 # The arguments of `Client` that these flags set, where the names differ.
 _ARGUMENTS = {"model_version": "version", "timeout": "timeout_s"}
 _CLIENT_FLAGS = (
-    "protocol", "model", "model_version", "label", "timeout", "retries", "batch_size",
+    "protocol", "model", "model_version", "timeout", "retries", "batch_size",
     "requests_in_flight", "tls", "root_certificates", "client_certificate", "client_key",
 )  # fmt: skip
 _HEADERS_FILE = command_flags.define_path(

@@ -57,7 +57,6 @@ class Model:
         self.name = name
         self.signatures = dict(signatures)
         self.versions = {1: predict}
-        self.labels: dict[str, int] = {}
         self.requests: list[Request] = []
         self.faults: list[FaultError | None] = []  # of the next requests
         self.rejection: FaultError | None = None  # of requests with a text "bad"
@@ -71,11 +70,7 @@ class Model:
         if not self.required_headers.items() <= self.headers.items():
             raise FaultError("UNAUTHENTICATED", "a valid token is required")
 
-    def find(self, name: str, version: int | None, label: str) -> int:
-        if label and label not in self.labels:
-            message = f"Unrecognized servable version label: {label}"
-            raise FaultError("INVALID_ARGUMENT", message)
-        version = self.labels.get(label, version)
+    def find(self, name: str, version: int | None) -> int:
         version = max(self.versions, default=0) if version is None else version
         if name != self.name or version not in self.versions:
             raise FaultError("NOT_FOUND", f"Servable not found for request: {name}, {version}")
@@ -135,9 +130,7 @@ def upper_case_model() -> Model:
 
 
 @contextlib.contextmanager
-def serve_grpc(
-    model: Model, port: int = 0, tls: Any = None, host: str = "127.0.0.1"
-) -> Iterator[str]:
+def serve_grpc(model: Model, port: int = 0, tls: Any = None) -> Iterator[str]:
     """Serves a model over gRPC while the context lasts; gives the address.
 
     `tls` holds the paths of certificate, key, and the authority that clients need a certificate
@@ -147,14 +140,14 @@ def serve_grpc(
     service = _GrpcService(model)
     prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(service, server)
     if tls is None:
-        port = server.add_insecure_port(f"{host}:{port}")
+        port = server.add_insecure_port(f"127.0.0.1:{port}")
     else:
         chain, key, authority = (path and path.read_bytes() for path in tls)
         credentials = grpc.ssl_server_credentials([(key, chain)], authority, authority is not None)
-        port = server.add_secure_port(f"{host}:{port}", credentials)
+        port = server.add_secure_port(f"127.0.0.1:{port}", credentials)
     server.start()
     try:
-        yield f"{host}:{port}"
+        yield f"127.0.0.1:{port}"
     finally:
         server.stop(None).wait()
 
@@ -225,7 +218,7 @@ class _GrpcService:
         version = spec.version.value if spec.HasField("version") else None
         try:
             self._model.authenticate(context.invocation_metadata())
-            yield self._model.find(spec.name, version, spec.version_label)
+            yield self._model.find(spec.name, version)
         except FaultError as fault:
             context.abort(grpc.StatusCode[fault.code], fault.message)
 
@@ -236,15 +229,16 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        pattern = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?(:predict|/metadata)?"
+        pattern = r"/v1/models/([^/:]+)(?:/versions/(\d+))?(:predict|/metadata)?"
         try:
             self.model.authenticate(self.headers.items())
-            name, version, label, action = re.fullmatch(pattern, self.path).groups()
-            name, label = (urllib.parse.unquote(each or "") for each in (name, label))
+            name, version, action = re.fullmatch(pattern, self.path).groups()
             if action is None:
                 answer = self._status()
             else:
-                number = self.model.find(name, int(version) if version else None, label)
+                number = self.model.find(
+                    urllib.parse.unquote(name), int(version) if version else None
+                )
                 answer = self._metadata() if body == b"" else self._predict(number, body)
             self._send(200, json.dumps(answer).encode())
         except FaultError as fault:

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from fake_server import SERVE, FaultError, serve_grpc, upper_case_model
+from fake_server import SERVE, FaultError, upper_case_model
 
 from keras_transformer import InputError
 from keras_transformer.client import Client, ServingError, Translation
@@ -79,7 +79,7 @@ def test_requests_are_bounded_and_keep_order(connect, model, monkeypatch):
     assert all(max(each) - min(each) < 30 for each in sizes)
 
 
-def test_options_version_and_label_are_requested(connect, model):
+def test_options_and_version_are_requested(connect, model):
     connect(batch_size=2).translate(
         ["a", "long sentence", "middle"],
         length_penalty=[np.float32(0.5), None, None],
@@ -99,8 +99,7 @@ def test_options_version_and_label_are_requested(connect, model):
     }
     model.name = "größe 1/2"
     model.versions[2] = lambda *_: {"translations": [["two"]], "scores": [[0.0]]}
-    model.labels["canary"] = 2
-    for choice, expected in (({}, 2), ({"version": 1}, 1), ({"label": "canary"}, 2)):
+    for choice, expected in (({}, 2), ({"version": 1}, 1)):
         connect(model="größe 1/2", **choice).translate(["a"])
         assert model.requests[-1].version == expected
 
@@ -206,12 +205,10 @@ def test_other_http_servers_are_recognized(answer, code):
     ("arguments", "message"),
     [
         (dict(address="http://localhost:8501"), "must be host:port"),
-        (dict(address="dns:///localhost:8501", protocol="rest"), "must be host:port"),
         (dict(protocol="http"), "protocol must be one of grpc, rest, got 'http'"),
         (dict(batch_size=0), "batch_size must be positive, got 0"),
         (dict(timeout_s=float("nan")), "timeout_s must be positive"),
         (dict(retries=-1), "retries must not be negative, got -1"),
-        (dict(version=1, label="a"), "give version 1 or label 'a', not both"),
         (dict(model="\udc80"), "model must be Unicode"),
         (dict(root_certificates="ca.pem"), "certificates need TLS"),
         (dict(tls=True, root_certificates="absent.pem"), "no certificate absent.pem"),
@@ -231,30 +228,6 @@ def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(InputError, match=r"needs the package grpc.*\[client\]"):
         Client("localhost:1")
-
-
-# Networks
-
-
-def test_addresses_of_a_name_take_turns(free_ports):
-    models = [upper_case_model(), upper_case_model()]
-    (port,) = free_ports(1)
-    with contextlib.ExitStack() as stack:
-        for model, host in zip(models, ("127.0.0.1", "[::1]"), strict=True):
-            try:
-                stack.enter_context(serve_grpc(model, port, host=host))
-            except RuntimeError:
-                pytest.skip("needs IPv6 on this machine")
-        client = stack.enter_context(Client(f"dns:///localhost:{port}", batch_size=1))
-        end = time.monotonic() + 20
-        while not all(model.requests for model in models):  # until both are connected
-            client.translate(["a"])
-            if time.monotonic() > end:
-                pytest.skip("localhost has one address on this machine")
-        for model in models:
-            model.requests.clear()
-        client.translate(["a"] * 20)
-        assert [len(model.requests) for model in models] == [10, 10]
 
 
 # By name: the server's certificate, the authority that the client trusts, the client's certificate

@@ -54,7 +54,6 @@ _CUT = "1 line (1): longer than the model reads (max_source_length); the end is 
     [
         (["--scores"], None, "1\t-3.0000\tTWO\n", ""),
         (["--model_version=1"], None, "TWO\n", ""),
-        (["--label=canary"], None, "TWO\n", ""),
         ([], {"translations": [[_ODD, _ODD]], "scores": [[-1.0, -2.0]]},
          "1\t-1.0000\ta b c d e\n1\t-2.0000\ta b c d e\n", ""),
         # An empty place of a list is not written.
@@ -63,7 +62,6 @@ _CUT = "1 line (1): longer than the model reads (max_source_length); the end is 
     ],
 )  # fmt: skip
 def test_forms_of_output(client, model, arguments, answer, out, err):
-    model.labels["canary"] = 1
     if answer is not None:
         model.versions[1] = lambda *_: answer
     assert client(*arguments, stdin=b"two\n") == (0, out, err)
@@ -121,7 +119,6 @@ def test_client_loads_no_tensorflow_and_writes_no_log(run, model, certificates, 
     [
         (["--top_k=3"], b"two\n", ["top_k"]),
         (["--model=other"], b"two\n", ["NOT_FOUND from the rest server"]),
-        (["--label=canry"], b"one\n", ["version label: canry"]),
         ([], b"a\n\xff\n", ["standard input, line 2 is not UTF-8"]),
         (["--batch_size=3"], b"one\nbad\nsix\nno\n", ["line 1, 2, 3: INVALID_ARGUMENT", "is bad"]),
         (["--references=references"], b"a\nbad\n", ["line 1, 2: INVALID_ARGUMENT"]),

@@ -57,13 +57,12 @@ def test_server_parses_its_settings(folder, tmp_path):
     config = model_server_config_pb2.ModelServerConfig()
     text = (folder / "models.config").read_text()
     # The example in the comment is valid too.
-    for each in (text, text.replace("# model_", "model_").replace("# version_", "version_")):
+    for each in (text, text.replace("# model_", "model_")):
         config.Clear()
         text_format.Parse(each, config)
         (model,) = config.model_config_list.config
         assert (model.name, model.base_path) == ("words", "/models/words")
-    assert list(model.model_version_policy.specific.versions) == [1, 2]
-    assert dict(model.version_labels) == {"stable": 1, "canary": 2}
+    assert list(model.model_version_policy.specific.versions) == [1]
 
     text = (folder / "monitoring.config").read_text().partition("prometheus_config {")[2]
     metrics = _MESSAGES["PrometheusConfig"]()

@@ -18,12 +18,10 @@ environment=(
   GLIBC_TUNABLES=glibc.malloc.hugetlb=1
 )
 flags=(
-  # Versions to serve, and their labels.
+  # Versions to serve.
   --model_config_file=/models/@name@/models.config
   # Reads that file again, so that edits take effect.
   --model_config_file_poll_wait_seconds=60
-  # Adds a version and its label in one edit.
-  --allow_version_labels_for_unavailable_models
   # Translates requests together that wait for a thread.
   --enable_batching
   # Sizes and threads of it.
