@@ -8,7 +8,7 @@ keras-transformer export --run_dir=runs/numbers --export_dir=exports/hf --format
 
 import functools
 import pathlib
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -116,15 +116,12 @@ def _export_to_toolkit(models: "list[NamedModel]") -> pathlib.Path:
     from keras_transformer.interop.transformers import export_transformers
     from keras_transformer.interop.vocabularies import tokenizer_notes
 
-    base, is_ctranslate2 = pathlib.Path(_EXPORT_DIR.value), _FORMAT.value == "ctranslate2"
-    toolkit: Literal["CTranslate2", "transformers"] = (
-        "CTranslate2" if is_ctranslate2 else "transformers"
-    )
+    base = pathlib.Path(_EXPORT_DIR.value)
     translator = common.load_translator(models, SearchConfig())
     model: Any = translator.model
     parts = model, translator.source, translator.target
-    path = base / str(choose_version(base, _VERSION.value, toolkit))
-    if is_ctranslate2:
+    path = base / str(choose_version(base, _VERSION.value))
+    if _FORMAT.value == "ctranslate2":
         export_ctranslate2(*parts, path, quantization=_QUANTIZATION.value)
     else:
         export_transformers(*parts, path)

@@ -79,7 +79,7 @@ def export(
     with needs_extra("serving"):
         import tensorflow_serving.apis.prediction_log_pb2  # noqa: F401
     base = local_path(folder)
-    published = base / str(choose_version(base, version, "SavedModel"))
+    published = base / str(choose_version(base, version))
     name = base.resolve().name if name is None else name
     check_name(name)
 

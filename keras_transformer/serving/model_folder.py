@@ -9,41 +9,24 @@ import json
 import os
 import pathlib
 import re
-from typing import Any, Literal
+from typing import Any
 
 from keras_transformer.errors import InputError
 from keras_transformer.files import local_path, write_atomically
 
 MODEL_CARD = pathlib.PurePath("assets.extra", "model_card.json")
 
-_SAVED_MODEL = "saved_model.pb"
-# The file that shows the format of a version.
-_FORMAT_FILES = {
-    "SavedModel": _SAVED_MODEL,
-    "CTranslate2": "model.bin",
-    "transformers": "model.safetensors",
-}
 _SERVER_FILES = pathlib.Path(__file__).with_name("server_files")
 _MAX_SENTENCES = 64  # of a batch
 
 
-def choose_version(
-    base: pathlib.Path,
-    version: int | None,
-    format: Literal["SavedModel", "CTranslate2", "transformers"],
-) -> int:
+def choose_version(base: pathlib.Path, version: int | None) -> int:
     """Returns the number of the version to write: one more than the highest if it is None.
 
     Raises:
-        InputError: the version is not higher than all others, as a server loads the highest; or the
-            folder has models of another format, since a model server would load each new version.
+        InputError: the version is not higher than all others, as a server loads the highest.
     """
-    others = {name: file for name, file in _FORMAT_FILES.items() if name != format}
-    versions = _versions_in(base)
-    for name, file in others.items():
-        if any((base / str(number) / file).exists() for number in versions):
-            raise InputError(f"{base} has {name} models; give the {format} model another folder")
-    highest = max(versions, default=0)
+    highest = max(_versions_in(base), default=0)
     if version is not None and version <= highest:
         raise InputError(
             f"version must be higher than {highest}, the highest in {base}, got {version}"
@@ -53,7 +36,7 @@ def choose_version(
 
 def check_version(path: pathlib.Path) -> None:
     """Raises `InputError` if there is no SavedModel, and names a version of a model's folder."""
-    if not (path / _SAVED_MODEL).is_file():
+    if not (path / "saved_model.pb").is_file():
         version = path / str(max(_versions_in(path), default=1))
         raise InputError(
             f"no SavedModel in {path}; give the folder of a version, such as {version}"

@@ -1,5 +1,7 @@
 """Warm-up requests, and the comparison of answers with those of a fresh process."""
 
+import pathlib
+import pickle
 import subprocess
 import types
 from unittest import mock
@@ -7,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_serving.apis import predict_pb2, prediction_log_pb2
+from tensorflow_serving.apis import prediction_log_pb2
 
 from keras_transformer.errors import InputError
 from keras_transformer.inference import XlaShapes
@@ -115,12 +117,10 @@ def test_answers_of_a_fresh_process_may_differ_in_near_ties(
     tmp_path, monkeypatch, ours, theirs, message
 ):
     """Fixed outputs stand in for those of the fresh process."""
-    outputs = {name: tf.make_tensor_proto(value) for name, value in theirs.items()}
-    answer = predict_pb2.PredictResponse(outputs=outputs)
+    outputs = {name: tf.constant(value).numpy() for name, value in theirs.items()}
 
     def start(command, **options):
-        with tf.io.TFRecordWriter(command[4]) as writer:
-            writer.write(answer.SerializeToString())
+        pathlib.Path(command[4]).write_bytes(pickle.dumps([outputs]))
         return mock.Mock(returncode=0, communicate=lambda timeout: ("", None))
 
     monkeypatch.setattr(subprocess, "Popen", start)

@@ -99,23 +99,18 @@ def test_existing_files_are_kept(folder):
     assert (folder / "models.config").read_text() == "mine"
 
 
-def test_versions_are_counted_and_of_one_format(tmp_path):
-    for name in ("theirs/2/model.bin", "ours/7/saved_model.pb"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).touch()
-    (tmp_path / "ours" / "notes").mkdir()
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    assert choose_version(tmp_path / "new", None, "SavedModel") == 1
-    assert choose_version(ours, None, "SavedModel") == 8
-    assert choose_version(ours, 12, "SavedModel") == 12
-    assert choose_version(theirs, None, "CTranslate2") == 3
+def test_versions_are_counted(tmp_path):
+    for name in ("7", "notes"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "7" / "saved_model.pb").touch()
+    absent = tmp_path / "absent"
+    assert [choose_version(absent, None), choose_version(tmp_path, None)] == [1, 8]
+    assert choose_version(tmp_path, 12) == 12
     for number in (7, 2, 0):
         with pytest.raises(InputError, match=f"must be higher than 7, .* got {number}"):
-            choose_version(ours, number, "SavedModel")
-    with pytest.raises(InputError, match="has CTranslate2 models; give the SavedModel model"):
-        choose_version(theirs, None, "SavedModel")
-    check_version(ours / "7")
-    for path, nearby in ((ours, ours / "7"), (tmp_path / "absent", tmp_path / "absent" / "1")):
+            choose_version(tmp_path, number)
+    check_version(tmp_path / "7")
+    for path, nearby in ((tmp_path, tmp_path / "7"), (absent, absent / "1")):
         with pytest.raises(InputError, match=f"no SavedModel in .* such as {nearby}$"):
             check_version(path)
 
