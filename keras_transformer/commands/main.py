@@ -37,8 +37,7 @@ def main() -> None:
     """Runs the command that the first argument names: the entry point of keras-transformer."""
     name, *arguments = sys.argv[1:] or [""]
     if name in COMMANDS:
-        program = f"keras-transformer {name}"
-        run_command(name, [program, *arguments], example=program)
+        run_command(name, [f"keras-transformer {name}", *arguments])
     elif name in ("-h", "--help", "help"):
         print(_listing())
     elif name == "--version":
@@ -65,20 +64,13 @@ def _listing() -> str:
 
 
 def run_script(path: str) -> None:
-    """Runs the command of the same name as a script; its help and errors name the script."""
+    """Runs the command of the same name as a script, which errors name."""
     script = pathlib.Path(path)
-    argv = [script.name, *sys.argv[1:]]
-    run_command(script.stem, argv, example=f"python scripts/{script.name}")
+    run_command(script.stem, [script.name, *sys.argv[1:]])
 
 
-def run_command(name: str, argv: list[str], example: str) -> None:
-    """Imports a command and runs it.
-
-    Args:
-        name: one of `COMMANDS`.
-        argv: how errors name the program, then its arguments.
-        example: how the help text writes "keras-transformer NAME".
-    """
+def run_command(name: str, argv: list[str]) -> None:
+    """Imports one of `COMMANDS` and runs it; `argv` is how errors name it, then its arguments."""
     user_module = flags.FlagValues()
     user_module.set_gnu_getopt()
     flags.DEFINE_string(
@@ -95,7 +87,7 @@ def run_command(name: str, argv: list[str], example: str) -> None:
             _import_user_module(local_path(path), one_dnn=name not in _WITHOUT_ONE_DNN)
     module = importlib.import_module(f"keras_transformer.commands.{name}")
     flags.DEFINE_flag(user_module["user_module"], module_name=module.__name__)
-    run(module.main, argv, (module.__doc__ or "").replace(f"keras-transformer {name}", example))
+    run(module.main, argv, module.__doc__ or "")
 
 
 def _import_user_module(path: pathlib.Path, one_dnn: bool) -> None:

@@ -35,16 +35,15 @@ def generate(
     # Without the defaults for text: an empty output is one, and samples have no length penalty.
     defaults = {"min_length": 0, "length_penalty": 0.6 if options["method"] == "beam" else 0.0}
     search = SearchConfig.from_dict(defaults | options)
+    values = {name: options[name] for name in REQUEST_OPTIONS if name in options}
     if search.max_length:  # instead of 50 more than the row has
-        options = {"max_extra_length": search.max_length} | options
+        values.setdefault("max_extra_length", search.max_length)
     if model.max_length is not None:  # learned positions, one of them for BOS
         longest = model.max_length - 1
-        options["max_length"] = min(search.max_length or longest, longest)
-    search = SearchConfig.from_dict(defaults | options)
+        values["max_length"] = min(search.max_length or longest, longest)
     numbers = {
-        name: tf.constant(getattr(search, name), _NUMBER_TYPES[option.type])
-        for name, option in REQUEST_OPTIONS.items()
-        if name in options and option.type is not str
+        name: tf.constant(value, _NUMBER_TYPES[REQUEST_OPTIONS[name].type])
+        for name, value in values.items()
     }
 
     def run(source: Tensor, numbers: dict[str, Tensor]) -> Hypotheses:

@@ -35,7 +35,7 @@ def write_script(tmp_path):
 def test_help_explains_every_flag(call, script):
     result = call(f"{script}.py", "--help")
     assert (result.code, result.err) == (0, "")
-    assert f"python scripts/{script}.py " in result.out  # an example
+    assert f"keras-transformer {script} " in result.out  # an example
     explained = dict(re.findall(r"^  --(?:\[no\])?(\w+): (.+)$", result.out, re.M))
     assert explained.keys() == {*re.findall(r"^  --(?:\[no\])?(\w+)", result.out, re.M)}
     assert all(len(text) > 10 for text in explained.values())
