@@ -53,6 +53,7 @@ class SentenceWarning(UserWarning):
 # By name, the inputs of a signature as lists with a value for each sentence: text, floats or ints;
 # and its outputs as nested lists.
 Columns = Mapping[str, list[Any]]
+UNSET: dict[type, Any] = {str: "", float: -1.0, int: -1}  # of an option that is not given, by type
 Answer = Mapping[str, Any]
 
 
@@ -63,10 +64,12 @@ class SentenceTranslator(abc.ABC):
         batch_size: the most sentences of a batch.
         num_translations: the most that the model returns of a sentence, as its answers to
             `translate` show; 1 before the first.
+        report: takes each `SentenceWarning` in place of the user, if it is set.
     """
 
     batch_size: int = 64
     num_translations: int = 1
+    report: Callable[[SentenceWarning], None] | None = None
 
     @overload
     def translate(self, sentences: str, **options: Any) -> Translation: ...
@@ -172,8 +175,11 @@ class SentenceTranslator(abc.ABC):
         rows = self._run(signature, columns, read_batch)
         for name in REMARKS:
             if marked := [row for row, (_, remarks) in enumerate(rows) if name in remarks]:
-                # At the call of the public method.
-                warnings.warn(SentenceWarning(name, marked, len(rows)), stacklevel=3)
+                warning = SentenceWarning(name, marked, len(rows))
+                if self.report is not None:
+                    self.report(warning)
+                else:
+                    warnings.warn(warning, stacklevel=3)  # at the call of the public method
         return [result for result, _ in rows]
 
     @abc.abstractmethod
@@ -265,8 +271,8 @@ def option_inputs(
         check_options(given)
         check_unicode("prefix", prefix)
     return {
-        name: [option.unset if value is None else option.type(value) for value in values[name]]
-        for name, option in REQUEST_OPTIONS.items()
+        name: [UNSET[kind] if value is None else kind(value) for value in values[name]]
+        for name, (kind, _) in REQUEST_OPTIONS.items()
         if name in known
     }
 

@@ -1,12 +1,11 @@
 """What commands share: loading of TensorFlow and models, remarks on lines, checks of outputs."""
 
-import contextlib
 import os
 import pathlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -14,7 +13,7 @@ from absl import flags
 from keras_transformer.config import SearchConfig, split_list
 from keras_transformer.errors import InputError, check_backend
 from keras_transformer.host import keep_freed_memory, set_up_gpu
-from keras_transformer.sentences import REMARKS, SentenceWarning
+from keras_transformer.sentences import REMARKS, SentenceTranslator, SentenceWarning
 from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
@@ -120,29 +119,21 @@ def load_translator(
 
 
 class LineRemarks:
-    """Collects which lines a model did not take as they are, to report them once at the end."""
+    """Collects which lines a model did not take as they are, to report them once at the end.
 
-    def __init__(self) -> None:
+    Attributes:
+        numbers: the number of the line of each sentence that the model gets next, from 1.
+    """
+
+    numbers: Sequence[int] = ()
+
+    def __init__(self, model: SentenceTranslator) -> None:
         self._lines: dict[str, set[int]] = {}
+        model.report = self._collect
 
-    @contextlib.contextmanager
-    def collected(self, lines: Sequence[int]) -> Iterator[None]:
-        """Collects the warnings of a block, in which a model gets one sentence for each of `lines`.
-
-        Args:
-            lines: the number of the line of each sentence, from 1.
-        """
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", SentenceWarning)
-            yield
-        for warning in caught:
-            message = warning.message
-            if isinstance(message, SentenceWarning):
-                numbers = self._lines.setdefault(message.remark, set())
-                numbers.update(lines[row] for row in message.rows)
-            else:
-                place = warning.filename, warning.lineno
-                warnings.warn_explicit(message, warning.category, *place)
+    def _collect(self, warning: SentenceWarning) -> None:
+        lines = self._lines.setdefault(warning.remark, set())
+        lines.update(self.numbers[row] for row in warning.rows)
 
     def report(self) -> None:
         """Writes a line for each remark to standard error."""

@@ -94,11 +94,11 @@ def translate(
     batch_size = max(1, min(flags.FLAGS.batch_size, 4 * flags.FLAGS.batch_size // hypotheses))
     translator.batch_size, translator.functions.marks_cut_outputs = batch_size, True
     outputs: list[str] = []
-    remarks = common.LineRemarks()
+    remarks = common.LineRemarks(translator)
     with tqdm(total=len(text.source), unit=" sentences", disable=None, leave=False) as progress:
         while group := text.source[len(outputs) : len(outputs) + _BATCHES_AT_ONCE * batch_size]:
-            with remarks.collected(range(len(outputs) + 1, len(outputs) + len(group) + 1)):
-                outputs += [best.text for best in translator.translate(group)]
+            remarks.numbers = range(len(outputs) + 1, len(outputs) + len(group) + 1)
+            outputs += [best.text for best in translator.translate(group)]
             progress.update(len(group))
     remarks.report()
     model: Any = translator.model

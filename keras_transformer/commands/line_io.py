@@ -103,7 +103,7 @@ def answer_lines(
     Raises:
         InputError: the input is wrong, or the model rejects some lines.
     """
-    answers = _Answers(job, model, search, task, LineRemarks())
+    answers = _Answers(job, model, search, task, LineRemarks(model))
     first = 1
     with _open_output(job.output) as stream:
         for lines, references in _with_references(read_groups(files), job.references):
@@ -191,13 +191,13 @@ class _Answers:
         if self.job.split_sentences:
             split = SplitParagraphs(lines, self.job.split_sentences)
             sentences, numbers = split.sentences, [numbers[row] for row in split.rows]
+        self.remarks.numbers = numbers
         try:
-            with self.remarks.collected(numbers):
-                if self.job.references is not None:
-                    return self._score(lines, list(map(self.task.target_text, references)), numbers)
-                results = self.model.translate(sentences, **self.search)
-                if split is None:
-                    return self._write(lines, results, numbers)
+            if self.job.references is not None:
+                return self._score(lines, list(map(self.task.target_text, references)), numbers)
+            results = self.model.translate(sentences, **self.search)
+            if split is None:
+                return self._write(lines, results, numbers)
         except ServingError as error:
             if not error.rows:
                 raise

@@ -32,11 +32,6 @@ class RequestOption(NamedTuple):
     type: type
     off: float | None = None
 
-    @property
-    def unset(self) -> str | float:
-        """What requests send for the value of the configuration."""
-        return "" if self.type is str else self.type(-1)
-
 
 REQUEST_OPTIONS = {
     "length_penalty": RequestOption(float),

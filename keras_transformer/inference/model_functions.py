@@ -22,12 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
-from keras_transformer.config import (
-    EOS_ID,
-    PAD_ID,
-    UNK_ID,
-    SearchConfig,
-)
+from keras_transformer.config import EOS_ID, PAD_ID, UNK_ID, SearchConfig
 from keras_transformer.decoding import NO_SCORE, Tensor, TranslationModel
 from keras_transformer.errors import InputError
 from keras_transformer.files import CONTROL_CHARACTERS

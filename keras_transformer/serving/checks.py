@@ -25,6 +25,7 @@ from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.errors import InputError
 from keras_transformer.inference import ModelFunctions
 from keras_transformer.inference.translator import signature_inputs
+from keras_transformer.sentences import UNSET
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.sentencepiece_model import RESERVED_IDS
 
@@ -81,7 +82,7 @@ def make_requests(
             inputs = {
                 key: columns[key]
                 if key in columns
-                else np.full(len(rows), REQUEST_OPTIONS[key].unset, spec.dtype.as_numpy_dtype)
+                else np.full(len(rows), UNSET[REQUEST_OPTIONS[key].type], spec.dtype.as_numpy_dtype)
                 for key, spec in signature_inputs(function).items()
             }
             requests.append(Request(name, inputs))
