@@ -50,13 +50,10 @@ class Score(NamedTuple):
     Attributes:
         score: the log-probability of the whole translation, EOS included.
         token_scores: the log-probability of each of its tokens; their sum is `score`.
-        is_cut: whether the translation is longer than any that the model can generate; its end
-            does not count then.
     """
 
     score: float
     token_scores: list[float]
-    is_cut: bool = False
 
 
 class Attention(NamedTuple):
@@ -95,10 +92,10 @@ def read_translations(answer: Mapping[str, Any]) -> list[Translation]:
 def read_scores(answer: Mapping[str, Any]) -> list[Score]:
     """Reads the score of each translation from the outputs of the signature `score`."""
     scores = answer["scores"]
-    columns = (scores, answer["token_scores"], answer["lengths"], answer["is_cut"])
+    columns = (scores, answer["token_scores"], answer["lengths"])
     return [
-        Score(float(score), [float(value) for value in token_scores[:length]], bool(is_cut))
-        for score, token_scores, length, is_cut in zip(*columns, strict=True)
+        Score(float(score), [float(value) for value in token_scores[:length]])
+        for score, token_scores, length in zip(*columns, strict=True)
     ]
 
 

@@ -7,10 +7,6 @@ keras-transformer import_model --model=model.npz --run_dir=runs/marian \\
 keras-transformer import_model --model=ckpt-folder --run_dir=runs/onmt --num_heads=8 \\
     --source_vocabulary=src.vocab --target_vocabulary=tgt.vocab
 
-A name without a slash is first that of a model in the package:
-
-keras-transformer import_model --model=en-de --run_dir=runs/en-de
-
 Formats: transformers (MarianMTModel of Hugging Face), marian, fairseq, opennmt_tf and ctranslate2.
 Nothing of those toolkits is needed; PyTorch is for checkpoints of fairseq and pytorch_model.bin.
 """
@@ -60,23 +56,17 @@ def main(arguments: list[str]) -> None:
     common.load_tensorflow()
     from keras_transformer.interop import import_run, read_model
     from keras_transformer.interop.foreign import ImportOptions
-    from keras_transformer.training.run import RunDirectory, is_packaged
+    from keras_transformer.training.run import RunDirectory
 
     run = RunDirectory(_RUN_DIR.value)
     run.check_is_new()  # before a download
-    if is_packaged(_MODEL.value):
-        names = ["format", "revision", "source_spm", "source_vocabulary", "num_heads"]
-        command_flags.reject_given(names, "is not for models of the package")
-        origin, _ = RunDirectory.of_checkpoint(_MODEL.value)
-        run.write(origin.configs(), *origin.vocabularies(), origin.load_model())
-    else:
-        options = ImportOptions(vocabularies, spms, _NUM_HEADS.value)
-        model = read_model(_MODEL.value, _FORMAT.value, options, _REVISION.value)
-        import_run(model, _RUN_DIR.value)
-        sizes = " and ".join(f"{vocabulary.size:,}" for vocabulary in model.vocabularies)
-        print(f"A model of {model.origin['format']} with {sizes} tokens.")
-        for note in model.notes:
-            print(note)
+    options = ImportOptions(vocabularies, spms, _NUM_HEADS.value)
+    model = read_model(_MODEL.value, _FORMAT.value, options, _REVISION.value)
+    import_run(model, _RUN_DIR.value)
+    sizes = " and ".join(f"{vocabulary.size:,}" for vocabulary in model.vocabularies)
+    print(f"A model of {model.origin['format']} with {sizes} tokens.")
+    for note in model.notes:
+        print(note)
     print(f"The run is in {run.path}: fine-tune, translate, evaluate or export it.")
 
 

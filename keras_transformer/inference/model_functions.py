@@ -121,16 +121,9 @@ class ModelFunctions:
         """Forgets all graphs: the next ones read the variables that the model has now."""
         self._traced: dict[tuple[str, bool], Any] = {}
         self._model_variables = [id(variable) for variable in self.model.variables]
-        # One graph for all functions that search without options.
-        self._shared_search: Callable[[Tensor], Hypotheses] = tf.function(
-            lambda ids: self._search(ids),
-            input_signature=[tf.TensorSpec([None, None], tf.int32)],
-            autograph=False,
-        )
+        self._compiled: CompiledSearch | None = None
         if self.xla:
-            self._shared_search = CompiledSearch(
-                self._search, self.xla, self.search.max_extra_length
-            )
+            self._compiled = CompiledSearch(self._search, self.xla, self.search.max_extra_length)
 
     def with_stored_projection(self) -> "ModelFunctions":
         """Returns the functions to export: they store the matrix of the logits.
@@ -267,9 +260,9 @@ class ModelFunctions:
             options: settings of single sentences, by `read_options`.
             constraints: the last ones of the search.
         """
-        if options or constraints:
+        if options or constraints or self._compiled is None:
             return self._search(ids, None, options, constraints)
-        return self._shared_search(ids)
+        return self._compiled(ids)
 
     def finish(self, ids: Tensor, source: SourceText, prefix: Tensor | None = None) -> Tensor:
         """Returns the translations of a search as users get them, string [B, N].

@@ -118,8 +118,7 @@ def upper_case_model() -> Model:
             lengths = [len(target.split()) + 1 for target in inputs["target"]]
             rows = [[-0.25] * length + [0.0] * (max(lengths) - length) for length in lengths]
             scores = [sum(row) for row in rows]
-            marks = {"is_cut": [False] * len(rows)}
-            return {"scores": scores, "token_scores": rows, "lengths": lengths} | marks
+            return {"scores": scores, "token_scores": rows, "lengths": lengths}
         return {
             "translations": [[text.upper()] for text in inputs["text"]],
             "scores": [[-float(len(text))] for text in inputs["text"]],

@@ -46,17 +46,6 @@ def test_export_answers_as_its_run(translate, call, exported, texts, words, tmp_
     refused(call("translate.py", f"--saved_model={exported.parent}", stdin=b"a\n"), exported)
 
 
-@pytest.mark.slow
-def test_options_of_search_are_used(translate, words):
-    twice = translate("--no_repeat_ngram=1", "--min_length=3", stdin=b"sun sun\n").out
-    assert words["sun"] in twice and len(twice.split()) == len({*twice.split()}) >= 3
-    sampling = ("--method=sampling", "--num_translations=3", "--temperature=9")
-    first, again, other = (
-        translate(*sampling, f"--seed={seed}", stdin=b"sun two tree\n").out for seed in (1, 1, 2)
-    )
-    assert first == again != other and first.count("\n") == 3
-
-
 @pytest.fixture
 def exported_as(monkeypatch, tmp_path):
     """Makes an export of a task whose model is a mock; gives its path and the model."""
@@ -97,7 +86,7 @@ def test_alignments_number_the_written_words(call, exported_as, joins):
 
 def test_references_are_scored_as_the_model_learned_them(call, exported_as, tmp_path, refused):
     path, model = exported_as(name="parsing")
-    model.score.return_value = [Score(-1.5, [-1.5], False)]
+    model.score.return_value = [Score(-1.5, [-1.5])]
     trees = tmp_path / "trees"
     trees.write_text("(S (NP (DT the) (NN dog)))\n")
     command = ("translate.py", f"--saved_model={path}", f"--references={trees}")

@@ -27,75 +27,21 @@ def _texts(results):
     return [best.text for best in results]
 
 
-# Functions that are fakes in Python
-
-
 class Function:
-    """A fake function of a signature that records its requests."""
+    """A fake of the signature serving_default: what `answer` makes of a list of texts."""
 
-    def __init__(self, answer, **inputs):
-        specs = {name: tf.TensorSpec([None], dtype, name=name) for name, dtype in inputs.items()}
-        self.structured_input_signature = ((), specs)
+    structured_input_signature = ((), {"text": tf.TensorSpec([None], tf.string, name="text")})
+
+    def __init__(self, answer):
         self.answer = answer
-        self.requests = []
 
-    def __call__(self, **inputs):
-        plain = {name: value.numpy().tolist() for name, value in inputs.items()}
-        for name, values in plain.items():
-            plain[name] = [v.decode() if isinstance(v, bytes) else v for v in values]
-        self.requests.append(plain)
-        return {name: tf.constant(value) for name, value in self.answer(**plain).items()}
+    def __call__(self, text):
+        translations = [[each] for each in self.answer([each.decode() for each in text.numpy()])]
+        scores = [[0.0]] * len(translations)
+        return {"translations": tf.constant(translations), "scores": tf.constant(scores)}
 
 
-def translate(text, **options):
-    """Two translations of each sentence: its upper case with the prefix, and it doubled."""
-    prefixes = options.get("prefix", [""] * len(text))
-    pairs = zip(text, prefixes, strict=True)
-    return {
-        "translations": [[prefix + each.upper(), each + each] for each, prefix in pairs],
-        "scores": [[-float(len(each)), -99.0] for each in text],
-    }
-
-
-def score(source, target):
-    """-0.5 for each character of the target, and for the end."""
-    lengths = [len(each) + 1 for each in target]
-    rows = [[-0.5] * length + [0.0] * (max(lengths) - length) for length in lengths]
-    marks = {"is_cut": [False] * len(rows)}
-    return {"scores": [sum(row) for row in rows], "token_scores": rows, "lengths": lengths} | marks
-
-
-_OPTIONS = dict(length_penalty=tf.float32, max_length=tf.int32, prefix=tf.string)
-
-
-@pytest.fixture
-def fakes():
-    return dict(
-        serving_default=Function(translate, text=tf.string),
-        translate_options=Function(translate, text=tf.string, **_OPTIONS),
-        score=Function(score, source=tf.string, target=tf.string),
-    )
-
-
-@pytest.fixture
-def local(fakes, monkeypatch):
-    """On one core, so that batches come one after the other."""
-    monkeypatch.setattr(translator_module, "_num_workers", lambda: 1)
-    return Translator.from_functions(fakes.__getitem__)
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 64])
-def test_results_keep_the_order_of_sentences(local, batch_size):
-    local.batch_size = batch_size
-    results = local.translate(_SENTENCES)
-    assert [(best.text, best.score, *map(str, best.alternatives)) for best in results] == [
-        (text.upper(), -len(text), text * 2) for text in _SENTENCES
-    ]
-    scores = local.score(_SENTENCES, _SENTENCES)
-    assert [len(each.token_scores) for each in scores] == [len(text) + 1 for text in _SENTENCES]
-
-
-def test_threads_share_the_memory_and_raise_errors(fakes, monkeypatch):
+def test_threads_share_the_memory_keep_the_order_and_raise_errors(monkeypatch):
     monkeypatch.setattr(translator_module, "_MAX_BYTES", 200)
     monkeypatch.setattr(translator_module, "_num_workers", lambda: 2)
     both_are_there, started, sizes = threading.Barrier(2), itertools.count(), []
@@ -107,43 +53,15 @@ def test_threads_share_the_memory_and_raise_errors(fakes, monkeypatch):
         if "sun" in text:
             time.sleep(0.05)
             raise ZeroDivisionError(text)
-        return translate(text)
+        return [each.upper() for each in text]
 
-    fakes["serving_default"].answer = wait_and_translate
-    local = Translator.from_functions(fakes.__getitem__)
+    local = Translator.from_functions({"serving_default": Function(wait_and_translate)}.get)
     sentences = ["x" * length for length in [400, 60, 30, 30, 90, *[10] * 40]] + ["я" * 30]
     assert _texts(local.translate(sentences)) == [text.upper() for text in sentences]
     assert sum(rows for rows, _ in sizes) == len(sentences)
     assert all(size <= 100 or rows == 1 for rows, size in sizes)
     with pytest.raises(ZeroDivisionError):
         local.translate(["sun", *sentences])
-
-
-def test_string_has_one_translation_and_an_empty_list_none(local, fakes):
-    assert [local.translate("two")] == local.translate(["two"])
-    assert local.translate("two", prefix="A ").text == "A TWO"
-    for function in fakes.values():
-        function.requests.clear()
-    assert local.translate([]) == local.translate([], max_length=3) == local.score([], []) == []
-    assert not any(function.requests for function in fakes.values())
-
-
-def test_options_call_translate_options_and_are_reported_where_ignored(local, fakes):
-    def with_flag(text, **options):
-        return translate(text, **options) | {"options_ignored": [each == "two" for each in text]}
-
-    fakes["translate_options"].answer = with_flag
-    with pytest.warns(SentenceWarning, match="1 of 2 sentences: an option is not kept as it is"):
-        local.translate(["two", "three"], length_penalty=1)
-    assert not fakes["serving_default"].requests
-    assert fakes["translate_options"].requests == [
-        {
-            "text": ["three", "two"],
-            "length_penalty": [1.0, 1.0],
-            "max_length": [-1, -1],
-            "prefix": ["", ""],
-        }
-    ]
 
 
 TWO = ["two", "three"]
@@ -162,13 +80,11 @@ TWO = ["two", "three"]
         (lambda each: each.score("two", TWO), "source must be a list of sentences, got one: 'tw"),
         (lambda each: each.align(TWO, "zwei"), "target must be a list of sentences, got one"),
         (lambda each: each.align(TWO, ["zwei"]), "as many sentences, got 2 and 1"),
-        (lambda each: each.align(TWO, TWO), "has no signature 'attention'"),
     ],
 )  # more of them in tests/client/test_client.py
-def test_invalid_calls_are_rejected(local, fakes, call, message):
+def test_invalid_calls_are_rejected(translator, call, message):
     with pytest.raises(InputError, match=message):
-        call(local)
-    assert not any(function.requests for function in fakes.values())
+        call(translator)
 
 
 # A model that was trained for seconds

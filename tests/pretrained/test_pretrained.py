@@ -129,5 +129,3 @@ def test_commands_take_the_name_of_a_model(packed, call, texts, tmp_path):
     result = call("evaluate.py", "--model=words", *pair, "--json")
     assert json.loads(result.out)["exact_match"] == 1
     assert json.loads(result.out)["checkpoint"] == "words"
-    result = call("import_model.py", "--model=words", f"--run_dir={tmp_path}/run")
-    assert result.code == 0 and RunDirectory(tmp_path / "run").configs().origin["model"] == "words"

@@ -86,12 +86,6 @@ def test_requests_have_all_signatures_lengths_inputs_and_compiled_shapes(transla
 _TWENTY = {"translations": [[f"{row}"] for row in range(20)], "scores": [[-1.0]] * 20}
 _THREE_DIFFER = _TWENTY | {"translations": [["x"]] * 3 + _TWENTY["translations"][3:]}
 _TWO_DIFFER = _TWENTY | {"translations": [["x"], ["y"], *_TWENTY["translations"][2:]]}
-_IDS = {"ids": [[[4, 3]]] * 10, "lengths": [[2]] * 10, "scores": [[-1.0]] * 10}
-_ONE_IS_LONGER = {
-    "ids": [[[4, 5, 3]]] + [[[4, 3, 0]]] * 9,
-    "lengths": [[3]] + [[2]] * 9,
-    "scores": [[-1.00001]] + [[-1.0]] * 9,
-}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +103,6 @@ _ONE_IS_LONGER = {
         # Equal, near ties, and rounding
         (_TWENTY, _TWENTY, None),
         (_TWENTY, _TWO_DIFFER, None),
-        (_IDS, _ONE_IS_LONGER, None),
         ({"y": [1.0, -30.0]}, {"y": [1.00001, -30.001]}, None),
     ],
 )

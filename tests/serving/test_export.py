@@ -128,36 +128,25 @@ def test_damaged_and_other_saved_models_are_rejected(exported, tmp_path):
             load_exported(tmp_path / "other")
 
 
+# For XLA two sentences together, one alone, and one that is too long for what is compiled.
 @pytest.mark.slow
-def test_exported_samples_match_python(trained, tmp_path):
-    search = SearchConfig(
-        method="sampling", temperature=2.0, top_k=9, top_p=0.95, seed=3, num_translations=2,
-        max_source_length=4, max_extra_length=5,
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("search", "xla", "requests"),
+    [
+        (dict(method="sampling", temperature=2.0, top_k=9, top_p=0.95, seed=3, max_source_length=4),
+         None, [["hello two cat", "", "two sun sun cat hello", "привет 木"]]),
+        (dict(beam_size=2, no_repeat_ngram=1), XlaShapes((2,), (4,)),
+         [["hello two cat", "house"], [""], ["cat " * 6]]),
+    ],
+    ids=["samples", "compiled"],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::keras_transformer.sentences.SentenceWarning")
+def test_other_searches_answer_as_python(trained, tmp_path, search, xla, requests):
+    search = SearchConfig(num_translations=2, max_extra_length=5, **search)
+    loaded = load_exported(export(Translator(*trained, search, xla=xla), tmp_path))
     translator = Translator(*trained, search)
-    version = export(translator, tmp_path)
-    loaded = load_exported(version)
-    sentences = ["hello two cat", "", "two sun sun cat hello", "привет 木"]
-    for options in ({}, {"max_length": 2}):
-        pair = (n_best(each.translate(sentences, **options)) for each in (translator, loaded))
-        for left, right in zip(*pair, strict=True):
-            assert left.text == right.text
-            assert left.score == pytest.approx(right.score, abs=1e-5)
-    assert "temperature" in read_model_card(version)["signatures"]["translate_options"]["inputs"]
-
-
-@pytest.mark.slow
-def test_compiled_export_answers_as_python(trained, tmp_path):
-    search = SearchConfig(
-        beam_size=2, num_translations=2, max_extra_length=3, no_repeat_ngram=1,
-    )  # fmt: skip
-    compiled = Translator(*trained, search, xla=XlaShapes((2,), (4,)))
-    loaded = load_exported(export(compiled, tmp_path))
-    # Two together, one alone, and one that is too long for what is compiled.
-    for texts in (["hello two cat", "house"], [""], ["cat " * 6]):
-        ours, theirs = (
-            n_best(each.translate(texts)) for each in (Translator(*trained, search), loaded)
-        )
+    for texts in requests:
+        ours, theirs = (n_best(each.translate(texts)) for each in (translator, loaded))
         assert list(map(str, theirs)) == list(map(str, ours))
         scores = [each.score for each in ours]
         assert [each.score for each in theirs] == pytest.approx(scores, rel=1e-4, abs=1e-5)
