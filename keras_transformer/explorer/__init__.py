@@ -1,5 +1,4 @@
-"""The attention explorer: what the heads of a model look at, as a page, a figure and JSON.
+"""The attention explorer: what the heads of a model look at, as a page.
 
-views.py translates a sentence, keeps its attention and search, and draws figures of them; page.py
-with assets/ shows them.
+views.py translates a sentence, and keeps its attention and search; page.py with assets/ shows them.
 """

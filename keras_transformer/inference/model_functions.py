@@ -232,7 +232,8 @@ class ModelFunctions:
             limits = max_lengths(self._settings(options), tf.cast(lengths, tf.int32))
             # EOS counts in the lengths of hypotheses.
             answer["best_cut"] = (hypotheses.lengths[:, 0] > limits) & (source.lengths > 0)
-        scores = _scores(hypotheses, is_blank)
+        blank_scores = tf.where(tf.range(tf.shape(hypotheses.scores)[1]) == 0, 0.0, NO_SCORE)
+        scores = tf.where(is_blank, blank_scores, hypotheses.scores)
         if self.search.method == "beam" and self.search.num_translations > 1:
             translations, scores = _without_repeats(translations, scores)
         return {"translations": translations, "scores": scores} | answer
@@ -360,12 +361,6 @@ class ModelFunctions:
             | (target_tokens.row_lengths() > self._longest),
         }
         return with_eos(tokens, limit), labels, marks
-
-
-def _scores(hypotheses: Hypotheses, is_blank: Tensor) -> Tensor:
-    """Returns the scores [B, N]; a blank sentence, bool [B, 1], has one translation of score 0."""
-    blank_scores = tf.where(tf.range(tf.shape(hypotheses.scores)[1]) == 0, 0.0, NO_SCORE)
-    return tf.where(is_blank, blank_scores, hypotheses.scores)
 
 
 def _without_repeats(translations: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
