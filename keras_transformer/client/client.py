@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from typing_extensions import Self
 
-from keras_transformer.client.transport import Certificates, ModelName, ServingError
+from keras_transformer.client.transport import Certificates, ServingError
 from keras_transformer.errors import InputError, check_choice, check_unicode, needs_extra
 from keras_transformer.files import local_path
 from keras_transformer.outputs import Result
@@ -100,8 +100,7 @@ class Client(SentenceTranslator):
         self.batch_size = batch_size
         self._server = f"{protocol} server at {address}"
         files = _find_files(tls, root_certificates, client_certificate, client_key)
-        where = ModelName(model, version)
-        self._transport = _connect(protocol, address, where, files, headers or {})
+        self._transport = _connect(protocol, address, model, version, files, headers or {})
         self._threads = concurrent.futures.ThreadPoolExecutor(requests_in_flight, "requests")
 
     def close(self) -> None:
@@ -202,7 +201,8 @@ def _find_files(tls: bool, *files: str | os.PathLike[str] | None) -> Certificate
 def _connect(
     protocol: str,
     address: str,
-    model: ModelName,
+    model: str,
+    version: int | None,
     certificates: Certificates | None,
     headers: Mapping[str, str],
 ) -> "GrpcTransport | RestTransport":
@@ -223,7 +223,7 @@ def _connect(
         if protocol == "rest":
             from keras_transformer.client.rest import RestTransport
 
-            return RestTransport(address, model, certificates, headers)
+            return RestTransport(address, model, version, certificates, headers)
         from keras_transformer.client.grpc import GrpcTransport
 
-        return GrpcTransport(address, model, certificates, headers)
+        return GrpcTransport(address, model, version, certificates, headers)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from keras_transformer.client.transport import Certificates, ModelName, ServingError
+from keras_transformer.client.transport import Certificates, ServingError
 from keras_transformer.protobuf import message_classes
 from keras_transformer.sentences import Columns
 
@@ -76,7 +76,7 @@ class GrpcTransport:
 
     Args:
         address: "host:port" of the server.
-        model: which to ask.
+        model, version: which to ask; None for the latest version.
         certificates: None for no TLS.
         headers: metadata of every request.
     """
@@ -84,7 +84,8 @@ class GrpcTransport:
     def __init__(
         self,
         address: str,
-        model: ModelName,
+        model: str,
+        version: int | None,
         certificates: Certificates | None,
         headers: Mapping[str, str],
     ) -> None:
@@ -94,8 +95,7 @@ class GrpcTransport:
             root, chain, key = (path and pathlib.Path(path).read_bytes() for path in certificates)
             credentials = grpc.ssl_channel_credentials(root, key, chain)
             self._channel = grpc.secure_channel(address, credentials, _OPTIONS)
-        version = None if model.version is None else {"value": model.version}
-        self._model = {"name": model.name, "version": version}
+        self._model = {"name": model, "version": None if version is None else {"value": version}}
         self._metadata = tuple(headers.items())
 
     def predict(self, signature: str, inputs: Columns, timeout_s: float) -> Mapping[str, Any]:

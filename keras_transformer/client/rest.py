@@ -7,7 +7,7 @@ from typing import Any
 
 import urllib3
 
-from keras_transformer.client.transport import Certificates, ModelName, ServingError
+from keras_transformer.client.transport import Certificates, ServingError
 from keras_transformer.sentences import Columns
 
 # The server's mapping of gRPC codes to HTTP statuses, inverted.
@@ -32,14 +32,15 @@ class RestTransport:
     def __init__(
         self,
         address: str,
-        model: ModelName,
+        model: str,
+        version: int | None,
         certificates: Certificates | None,
         headers: Mapping[str, str],
     ) -> None:
         self._headers = {**headers, "content-type": "application/json"}
-        self._path = f"/v1/models/{urllib.parse.quote(model.name, safe='')}"
-        if model.version is not None:
-            self._path += f"/versions/{model.version}"
+        self._path = f"/v1/models/{urllib.parse.quote(model, safe='')}"
+        if version is not None:
+            self._path += f"/versions/{version}"
         scheme = "http" if certificates is None else "https"
         files = {} if certificates is None else certificates._asdict()
         self._pool = urllib3.connection_from_url(

@@ -1,4 +1,4 @@
-"""What the gRPC and REST transports share: the model that they ask, and the error of a request."""
+"""What the gRPC and REST transports share: certificates, and the error of a request."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,13 +19,6 @@ class ServingError(InputError):
         super().__init__(message)
         self.code = code
         self.rows = tuple(rows)
-
-
-class ModelName(NamedTuple):
-    """A model on a server; without a version the latest."""
-
-    name: str
-    version: int | None
 
 
 class Certificates(NamedTuple):
