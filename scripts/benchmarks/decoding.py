@@ -25,6 +25,7 @@ from keras_transformer.files import read_lines
 from keras_transformer.host import keep_freed_memory
 
 if TYPE_CHECKING:
+    from keras_transformer.inference import ModelFunctions
     from keras_transformer.models import Transformer
     from keras_transformer.text import Vocabulary
 
@@ -160,10 +161,9 @@ def write_models(
     folders = {}
     for name, functions in engines.items():
         functions = functions.with_stored_projection()
-        inputs = [tf.TensorSpec([None, None], tf.int32, "ids")]
-        find = tf.function(functions.find, inputs, autograph=False)
         folders[name] = str(folder / name)
-        tf.saved_model.save(functions.module(), folders[name], signatures={"find": find})
+        signatures = {"find": _search_of(functions)}
+        tf.saved_model.save(functions.module(), folders[name], signatures=signatures)
     rival = str(folder / "ctranslate2")
     try:
         export_ctranslate2(model, source, target, rival)
@@ -171,6 +171,14 @@ def write_models(
         print(f"CTranslate2 is skipped: {error}", file=sys.stderr)
         return folders
     return folders | dict.fromkeys(["ctranslate2", "ctranslate2_int8"], rival)
+
+
+def _search_of(functions: "ModelFunctions") -> Any:
+    """Returns the search as a function from ids [B, S] to the fields of `Hypotheses`."""
+    import tensorflow as tf
+
+    inputs = [tf.TensorSpec([None, None], tf.int32, "ids")]
+    return tf.function(lambda ids: functions.find(ids)._asdict(), inputs, autograph=False)
 
 
 class Team:

@@ -91,7 +91,8 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
     keep = [index for index, sentence in enumerate(SENTENCES) if sentence]
     rows = translator.source.encode([SENTENCES[index] for index in keep])
     source = tf.ragged.constant([[*row, EOS_ID] for row in rows]).to_tensor()
-    found = tf.function(translator.functions.find, autograph=False)(source)
+    find = tf.function(lambda ids: translator.functions.find(ids), autograph=False)
+    found = find(source)
     ids = found.ids[:, 0].numpy()  # [B, L], with EOS, then PAD
     inputs = {
         "source": source,
