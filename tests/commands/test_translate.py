@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
+from keras_transformer import Translator
 from keras_transformer.client import Score, Translation
-from keras_transformer.inference import Translator
 from keras_transformer.serving import export as serving_export
 
 
@@ -44,6 +44,16 @@ def test_export_answers_as_its_run(translate, call, exported, texts, words, tmp_
     lowered = call(*export, "--max_extra_length=99", stdin=b"sun\n")
     assert lowered.code == 0 and "a number is too large" in lowered.err
     refused(call("translate.py", f"--saved_model={exported.parent}", stdin=b"a\n"), exported)
+
+
+def test_model_of_another_toolkit_translates_as_in_python(call, sample_model):
+    model, line = sample_model("hf_marian"), ">>deu<< a"
+    with pytest.warns(UserWarning, match="Begin a sentence with the code"):
+        expected = Translator.load(model, max_extra_length=3).translate(line)
+    command = ("translate.py", f"--model={model}", "--max_extra_length=3", "--scores")
+    result = call(*command, stdin=f"{line}\n".encode())
+    assert (result.code, result.out) == (0, f"1\t{expected.score:.4f}\t{expected.text}\n")
+    assert "Begin a sentence with the code" in result.err
 
 
 @pytest.fixture
