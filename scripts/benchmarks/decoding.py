@@ -321,7 +321,8 @@ class SavedModel:
 
     def translate(self, sentences: Sequence[list[int]]) -> list[list[int]]:
         """Returns the tokens of each best translation, without EOS."""
-        source = np.full([len(sentences), max(map(len, sentences)) + 1], PAD_ID)  # [B, S]
+        shape = len(sentences), max(map(len, sentences)) + 1
+        source = np.full(shape, PAD_ID, np.int32)  # [B, S]
         for row, ids in zip(source, sentences, strict=True):
             row[: len(ids) + 1] = [*ids, EOS_ID]
         ids, lengths = self._run(source)
