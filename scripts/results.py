@@ -194,13 +194,13 @@ def recompute(log: pathlib.Path, data: pathlib.Path) -> tuple[str, bool]:
         return "no recipe, or no outputs", False
     flags = dict(re.findall(r"^--(\w+)(=.*)?$", recipe.read_text(encoding="utf-8"), re.M))
     command = [sys.executable, str(ROOT / "scripts" / "evaluate.py"), "--json"]
-    for name in {"test_source", "test_target", "test_file"} & flags.keys():
+    for name in sorted({"test_source", "test_target", "test_file"} & flags.keys()):
         path = data / pathlib.PurePath(flags[name][1:]).relative_to("data")
         paths = [each for each in (path, path.with_name(f"{path.name}.gz")) if each.exists()]
         if not paths:
             return f"no {path}", False
         command.append(f"--{name.removeprefix('test_')}={paths[0]}")
-    for name in _OF_EVALUATE & flags.keys():
+    for name in sorted(_OF_EVALUATE & flags.keys()):
         command.append(f"--{name}{flags[name]}")
     command.append(f"--answers={log / 'outputs.txt.gz'}")
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
