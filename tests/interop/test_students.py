@@ -149,6 +149,20 @@ def test_binary_model_is_read_within_the_error_of_its_integers(kind, firefox, sa
         np.testing.assert_allclose(found, expected, atol=0.3 if kind == INT8 else 0.05)
 
 
+@pytest.mark.slow
+def test_firefox_files_become_an_export_that_answers(firefox, call, tmp_path):
+    folder, _ = firefox()
+    texts = "This is Tom.\nI smell gas.\n"
+    for command in (
+        ("export.py", f"--model={folder}", f"--export_dir={tmp_path}/exports"),
+        ("translate.py", f"--saved_model={tmp_path}/exports/1"),
+    ):
+        result = call(*command, stdin=texts.encode())
+        assert result.code == 0
+    expected = Translator.load(folder).translate(texts.splitlines())
+    assert result.out.splitlines() == [each.text for each in expected]
+
+
 def test_other_binary_models_are_rejected(firefox):
     folder, _ = firefox(AVX512)
     with pytest.raises(InputError, match="is not a binary model of Marian"):
