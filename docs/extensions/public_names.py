@@ -31,8 +31,16 @@ def public_names() -> dict[str, str]:
     }
 
 
+def exported_names(module: Any) -> list[str]:
+    """Returns the names of a module's `__all__`, or else those that it imports as themselves."""
+    tree = ast.parse(pathlib.Path(module.__file__).read_text("utf-8"))
+    imports = (node for node in tree.body if isinstance(node, ast.ImportFrom))
+    imported = [each.asname for node in imports for each in node.names if each.asname]
+    return list(getattr(module, "__all__", imported))
+
+
 class PublicNames(SphinxDirective):
-    """Documents the names of a module's `__all__`, or those that the content of this lists."""
+    """Documents the names that a module exports, or those that the content of this lists."""
 
     required_arguments = 1
     has_content = True
@@ -41,7 +49,9 @@ class PublicNames(SphinxDirective):
         (name,) = self.arguments
         module = importlib.import_module(name)
         lines = [] if self.content else [f".. automodule:: {name}", ""]
-        for each in " ".join(self.content).split() or sorted(module.__all__, key=_constants_last):
+        for each in " ".join(self.content).split() or sorted(
+            exported_names(module), key=_constants_last
+        ):
             found = getattr(module, each)
             if isinstance(found, type):
                 lines += [f".. autoclass:: {name}.{each}", "   :members:", ""]
