@@ -23,7 +23,8 @@ from keras_transformer.outputs import (
     read_translations,
 )
 
-# Outputs that mark sentences which a model did not take as they are.
+# Outputs, bool [B], of inference/model_functions.py: they mark sentences that a model did not take
+# as they are. Exports have all but "best_cut".
 REMARKS = {
     "code_unknown": "the vocabulary lacks the language code that begins the text",
     "source_cut": "longer than the model reads (max_source_length); the end is not read",

@@ -2,7 +2,9 @@
 
 An option goes from its flag, or from `Translator(search=...)`, into a `SearchConfig`; or, if it is
 one of `REQUEST_OPTIONS`, from `translate` through sentences.py, which checks it, into the graph,
-where inference/options.py bounds it. search/model_search.py makes a search of both.
+where inference/options.py bounds it; a negative number there stands for the configuration's.
+search/model_search.py makes a search of both: an option that limits tokens is a constraint in
+`make_constraints`; any other is an argument in `search_model`, and in `_TYPES` of search/loop.py.
 """
 
 import dataclasses

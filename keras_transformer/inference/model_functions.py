@@ -220,16 +220,16 @@ class ModelFunctions:
         answer = {"source_cut": is_cut | (source.lengths > limit)}
         if self.source_tokenizer.vocabulary.language_codes:
             answer["code_unknown"] = self.source_tokenizer.has_unknown_code(source.text)
-        options: Mapping[str, Tensor] = {}
+        settings: Mapping[str, Tensor] = {}
         if columns:
-            options, answer["options_ignored"] = read_options(
+            settings, answer["options_ignored"] = read_options(
                 columns, self.search, self.target_tokenizer, lengths
             )
-        hypotheses = self.find(source.ids, options)
-        translations = self.finish(hypotheses.ids, source, options.get("prefix"))
+        hypotheses = self.find(source.ids, settings)
+        translations = self.finish(hypotheses.ids, source, settings.get("prefix"))
         is_blank = (source.lengths == 0)[:, None]  # [B, 1]
         if self.marks_cut_outputs:
-            limits = max_lengths(self._settings(options), tf.cast(lengths, tf.int32))
+            limits = max_lengths(self._with_defaults(settings), tf.cast(lengths, tf.int32))
             # EOS counts in the lengths of hypotheses.
             answer["best_cut"] = (hypotheses.lengths[:, 0] > limits) & (source.lengths > 0)
         blank_scores = tf.where(tf.range(tf.shape(hypotheses.scores)[1]) == 0, 0.0, NO_SCORE)
@@ -251,18 +251,18 @@ class ModelFunctions:
     def find(
         self,
         ids: Tensor,
-        options: Mapping[str, Tensor] = MappingProxyType({}),
+        settings: Mapping[str, Tensor] = MappingProxyType({}),
         constraints: Sequence[Constraint] = (),
     ) -> Hypotheses:
         """Returns translations of ids [B, S] with EOS, then PAD.
 
         Args:
             ids: of the sentences.
-            options: settings of single sentences, by `read_options`.
+            settings: of single sentences, by `read_options`.
             constraints: the last ones of the search.
         """
-        if options or constraints or self._compiled is None:
-            return self._search(ids, None, options, constraints)
+        if settings or constraints or self._compiled is None:
+            return self._search(ids, None, settings, constraints)
         return self._compiled(ids)
 
     def finish(self, ids: Tensor, source: SourceText, prefix: Tensor | None = None) -> Tensor:
@@ -296,14 +296,14 @@ class ModelFunctions:
             translations = self.task.finish(translations, source.text)
         return tf.where(source.ids[:, :1] == EOS_ID, "", translations)
 
-    def _settings(self, options: Mapping[str, Tensor]) -> dict[str, Any]:
-        return number_settings(self.search) | dict(options)
+    def _with_defaults(self, settings: Mapping[str, Tensor]) -> dict[str, Any]:
+        return number_settings(self.search) | dict(settings)
 
     def _search(
         self,
         ids: Tensor,
         longest: int | None = None,
-        options: Mapping[str, Tensor] = MappingProxyType({}),
+        settings: Mapping[str, Tensor] = MappingProxyType({}),
         constraints: Sequence[Constraint] = (),
     ) -> Hypotheses:
         """Searches; `longest` is the maximum length of a translation where shapes are fixed."""
@@ -315,7 +315,7 @@ class ModelFunctions:
             self.model,
             ids,
             self.search,
-            self._settings(options),
+            self._with_defaults(settings),
             space_ids=self.vocabularies[1].space_ids,
             max_length_bound=longest,
             constraints=[*rules, *constraints],

@@ -1,4 +1,7 @@
-"""Any number of sentences in batches of similar length, through functions from text to text."""
+"""Any number of sentences in batches of similar length, through functions from text to text.
+
+`translate` and its like are in sentences.py, `Translator.load` is in loading.py.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 from concurrent import futures

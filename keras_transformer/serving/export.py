@@ -98,11 +98,11 @@ def export(
                 "search": serving.search.to_dict(),
                 "precision": precision,
                 "signatures": {
-                    name: {
+                    signature: {
                         "inputs": [*signature_inputs(function)],
                         "outputs": [*function.structured_outputs],
                     }
-                    for name, function in signatures.items()
+                    for signature, function in signatures.items()
                 },
                 "packages": package_versions(),
             }

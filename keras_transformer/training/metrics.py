@@ -11,22 +11,11 @@ import pathlib
 
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import write_atomically
-from keras_transformer.objectives import TRAINING_PREFIX
-from keras_transformer.tasks.task import TRAINING_VALUES
 
 Row = dict[str, float]
 
 MEANS = ("loss", "perplexity", "accuracy", "padding")  # over the batches of a row
 TOTALS = ("seconds", "target_tokens")  # these add up over a run
-
-
-def dev_values(row: Row) -> Row:
-    """Returns the values of a row that describe the dev set, whatever the task."""
-    return {
-        name: value
-        for name, value in row.items()
-        if name not in TRAINING_VALUES and not name.startswith(TRAINING_PREFIX)
-    }
 
 
 def append_row(path: pathlib.Path, row: Row) -> None:

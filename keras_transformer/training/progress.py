@@ -25,7 +25,6 @@ from keras_transformer.training.metrics import (
     TOTALS,
     Row,
     append_row,
-    dev_values,
     keep_rows,
 )
 from keras_transformer.training.run import RunDirectory
@@ -121,7 +120,7 @@ class TrainingLog:
                         tf.summary.scalar(name, row[name])
                 self._board.flush()
             if self._shows:
-                self._show(row)
+                self._show(row, values)
         return values
 
     def _make_row(self, step: int, metrics: Mapping[str, float]) -> Row:
@@ -147,13 +146,12 @@ class TrainingLog:
         """Ends the bar."""
         self._bar.close()
 
-    def _show(self, row: Row) -> None:
+    def _show(self, row: Row, dev_values: Mapping[str, float]) -> None:
         if "loss" in row:  # before the first update there is none
             rate = f"{row['tokens_per_second']:,.0f} tokens/s"
             self._print(row, [*_quality(row), f"lr {row['learning_rate']:.2g}", rate])
-        if dev_values(row):
-            dev = {name.removeprefix("val_"): row[name] for name in row if name.startswith("val_")}
-            parts = _quality(dev)
+        if dev_values:
+            parts = _quality({name.removeprefix("val_"): row[name] for name in dev_values})
             if self._dev_metric:
                 count, total = self._dev_metric.num_sentences, self._dev_metric.num_all
                 part = f" ({count:,} of {total:,})" if count < total else ""

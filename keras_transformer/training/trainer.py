@@ -11,9 +11,10 @@
  9. Stop: at the last step, by a metric, by a signal    Trainer.train, _is_stalled
 10. Average checkpoints                                 Trainer.average
 
-A checkpoint holds weights, optimizer and random numbers of dropout. Nothing
-depends on wall-clock time: a run that is killed and resumed ends with the weights of one that was
-not.
+A checkpoint holds weights, optimizer, random states of dropout, and how many updates in a row were
+skipped. The place in the data follows from the step (data/batches.py), totals from the last row of
+metrics.jsonl. Nothing depends on wall-clock time: a run that is killed and resumed ends with the
+weights of one that was not.
 """
 
 import contextlib
@@ -177,7 +178,7 @@ class Trainer:
         check_validation(training, dev)
         if self.step >= training.train_steps or self._is_stalled():
             return
-        batches, shapes = self._batches(corpus, self._max_shapes(corpus, dev))
+        batches, shapes = self._batches(corpus, self._check_batch_inputs(corpus, dev))
         validation = None
         if dev:
             vocabularies = self.run.vocabularies()
@@ -246,11 +247,12 @@ class Trainer:
         if not self.training.is_saved(self.step):
             self._save({})
 
-    def _max_shapes(self, corpus: TokenizedCorpus, dev: ParallelText | None) -> int:
-        """Returns how many shapes the batches of the run may have, the same from its beginning.
+    def _check_batch_inputs(self, corpus: TokenizedCorpus, dev: ParallelText | None) -> int:
+        """Checks that the text is that of the run so far, and stores its digests in the run.
 
-        With another number, as XLA has, a resumed run would not come to some pairs, and to others
-        twice. The number and digests of the text are stored in the run.
+        Returns:
+            How many shapes batches may have, the same from the run's beginning: with another
+            number, as XLA has, a resumed run would miss some pairs and see others twice.
 
         Raises:
             InputError: the text, or the dev set, is another one than until now.
