@@ -104,7 +104,7 @@ class ScaledDotProductAttention(Layer):
         training: bool | None,
         distances: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """softmax(Q K^T / sqrt(d_k)) V of all heads (3.2.1, eq. 1).
+        """softmax(Q K^T / sqrt(d_k)) V (3.2.1, eq. 1), of all heads or, in a window, of some.
 
         With distances, [T, S] or [S], relative positions add a vector for each to keys and values.
 
@@ -242,7 +242,7 @@ class SelfAttention(ScaledDotProductAttention):
         """
         if score_bias is None:
             score_bias = sequence_bias(kv_cache.keys, time, self.window)
-        num_hypotheses = 1 if score_bias is None else score_bias.shape[2]  # W; several have a bias
+        num_hypotheses = 1 if score_bias is None else score_bias.shape[2]  # W
         query, *new = self._project(x, time, num_hypotheses)
         pairs = zip(kv_cache, new, strict=True)
         kv_cache = KVCache(*(slots.append(entries, time) for slots, entries in pairs))

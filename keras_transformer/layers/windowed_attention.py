@@ -76,7 +76,7 @@ class WindowedSelfAttention(SelfAttention):
                 blocks.bias,
                 training,
                 self._if_relative(blocks.distances),
-            )  # [N, B, 2, b, U]
+            )  # [N, B, heads of a part, b, U]
             heads.append(out_of_blocks(attended, length))
         return ops.concatenate(heads, axis=-1), None
 

@@ -10,8 +10,9 @@ however many tokens each has, and clips gradients before it sums those of the re
     apply        the gradients, or skip the update where their norm is not finite
 
 so that, but for dropout masks and rounding, any number of devices and of parts makes the update
-that one device makes. Without a strategy XLA compiles all but the check into one program. Under a
-strategy, even of one replica, it compiles the gradients alone: replicas synchronize after them.
+that one device makes. If `uses_xla`, by default on a GPU, XLA compiles all but the check into one
+program; under a strategy, even of one replica, the gradients alone: replicas synchronize after
+them.
 
 Shapes: B batch, T target length.
 """
@@ -169,9 +170,9 @@ class TensorFlowUpdate(keras.Model):
             return tf.reshape(tf.pad(tensor, padding), shape)
 
         data = keras.tree.map_structure(split, data)
-        is_reached: list[
-            bool
-        ] = []  # filled while the loop is traced, whose variables cannot be None
+        # Which weights the loss reaches; filled while the loop, whose variables cannot be None, is
+        # traced.
+        is_reached: list[bool] = []
 
         def add_part(part: Tensor, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
             rows_of_part = keras.tree.map_structure(lambda x: None if x is None else x[part], data)
@@ -190,7 +191,7 @@ class TensorFlowUpdate(keras.Model):
         with tf.GradientTape() as tape:
             loss = self._loss_and_metrics(data, training=True)
             scaled = self.optimizer.scale_loss(loss / tokens)
-        # Those of embeddings are sparse, which XLA, `while_loop` and some optimizers do not take.
+        # Gradients of embeddings are sparse: not for XLA, `while_loop` and some optimizers.
         return [
             None if gradient is None else tf.convert_to_tensor(gradient)
             for gradient in tape.gradient(scaled, self.trainable_weights)
@@ -215,8 +216,8 @@ class TensorFlowUpdate(keras.Model):
     def _sum_and_clip(self, gradients: Gradients) -> tuple[Gradients, Tensor]:
         """Returns the batch's gradients, clipped, and their global norm before clipping, float32.
 
-        `_apply_if` skips the update if this norm is not finite. Clipping does not make a gradient
-        finite that is not.
+        `_apply_if` skips the update if this norm is not finite. Clipping leaves NaN and infinity as
+        they are: in float16 the optimizer decides by the clipped gradients whether to skip.
         """
         reached = [gradient for gradient in gradients if gradient is not None]
         sums = sum_over_replicas(reached)

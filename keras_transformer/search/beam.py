@@ -196,7 +196,8 @@ def best_continuations(
     num_hypotheses, vocabulary_size = spec.num_hypotheses, logits.shape[2]
     count = 2 * num_hypotheses
     blocks, largest, rest = rank_next_tokens(logits, spec, rules)
-    # Of so many continuations at least 2W are not among `forbidden_ids`; XLA has none of them left.
+    # Where the pass over the vocabulary was skipped, N forbidden ids of each hypothesis are still
+    # here: of W * N more continuations than 2W at least 2W are allowed. XLA never skips it.
     num_forbidden = 0 if spec.capacities else rules.forbidden_ids.shape[2]
     most = min(count + num_hypotheses * num_forbidden, num_hypotheses * vocabulary_size)
     log_probs, parents, ids = scoring.top_k_of_rows(blocks, most, -largest, state.log_probs - rest)
@@ -219,27 +220,27 @@ def rank_next_tokens(
     is forbidden. A forced token counts at its own probability, after `adjust`.
 
     Returns:
-        Blocks, `IMPOSSIBLE` for what is forbidden, and two numbers [B, W] which, subtracted one
-        after the other, make log-probabilities of them.
+        `blocks`, `IMPOSSIBLE` for what is forbidden, and `largest` and `rest` [B, W]:
+        log-probabilities are blocks - largest - rest, in this order.
     """
     count = 2 * spec.num_hypotheses
     logits = tf.cast(logits, tf.float32)
 
-    def changed(method: str, logits: Tensor) -> Tensor:
+    def constrain(method: str, logits: Tensor) -> Tensor:
         for constraint, hypotheses, is_active in rules.constraints:
             change = functools.partial(getattr(constraint, method), logits, hypotheses)
             logits = _choose(spec, is_active, change, functools.partial(tf.identity, logits))
         return logits
 
-    def normalized(logits: Tensor) -> tuple[scoring.Blocks, Tensor, Tensor]:
+    def with_normalizers(logits: Tensor) -> tuple[scoring.Blocks, Tensor, Tensor]:
         blocks = scoring.cut_into_blocks(logits, count)
         return blocks, *scoring.log_normalizers(blocks, is_compiled=bool(spec.capacities))
 
     def constrained() -> tuple[scoring.Blocks, Tensor, Tensor]:
-        adjusted = changed("adjust", logits)
-        _, largest, rest = normalized(adjusted)
+        adjusted = constrain("adjust", logits)
+        _, largest, rest = with_normalizers(adjusted)
         log_probs = adjusted - largest[..., None] - rest[..., None]
-        allowed = changed("forbid", forbid_ids(log_probs, rules.forbidden_ids))
+        allowed = constrain("forbid", forbid_ids(log_probs, rules.forbidden_ids))
         forced = rules.forced_ids[:, None, None]  # [B, 1, 1]
         only_forced = tf.where(tf.range(logits.shape[2]) == forced, log_probs, IMPOSSIBLE)
         allowed = tf.where(forced == PAD_ID, allowed, only_forced)
@@ -249,7 +250,10 @@ def rank_next_tokens(
     is_forced = rules.forced_ids != PAD_ID  # [B]
     is_constrained = tf.concat([[active for *_, active in rules.constraints], is_forced], axis=0)
     return _choose(
-        spec, tf.reduce_any(is_constrained), constrained, functools.partial(normalized, logits)
+        spec,
+        tf.reduce_any(is_constrained),
+        constrained,
+        functools.partial(with_normalizers, logits),
     )
 
 
@@ -280,8 +284,8 @@ def collect_finished(
     """
     old = state.finished
     coverage, tokens = _gather_parents((state.memory.get("coverage", ()), state.tokens), parents)
-    penalty = tf.gather(inputs.length_divisors, state.time + 1, axis=1)  # [B, 1]
-    scores = log_probs / penalty
+    divisor = tf.gather(inputs.length_divisors, state.time + 1, axis=1)  # [B, 1]
+    scores = log_probs / divisor
     if "coverage" in state.memory:
         scores += scoring.coverage_penalty(coverage, inputs.options["coverage_penalty"])
     new = Finished(

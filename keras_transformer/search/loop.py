@@ -140,7 +140,7 @@ def start_search(
         num_hypotheses = search.beam_size
         if num_hypotheses == 1:
             search = search.replace(early_stop="first")  # greedy search ends with its first EOS
-    # The hypotheses that decide whether a sentence is done, see `early_stop`.
+    # Finished hypotheses to keep; the last one decides whether a sentence is done (`early_stop`).
     num_finished = search.num_translations if search.early_stop == "exact" else num_hypotheses
     max_lengths = tf.maximum(tf.cast(max_lengths, tf.int32), 0)
     batch_size = tf.shape(max_lengths)[0]
@@ -250,7 +250,7 @@ def _run_on_shrinking_batch(
             finished,
             state.finished,
         )
-        open_rows = tf.where(_is_open(state))[:, 0]
+        open_rows = tf.where(_has_open_hypotheses(state))[:, 0]
         rows, inputs, state = tf.nest.map_structure(
             lambda leaf: tf.gather(leaf, open_rows) if leaf.shape.rank else leaf,
             (rows, inputs, state),
@@ -268,7 +268,7 @@ def _run_on_shrinking_batch(
     return finished
 
 
-def _is_open(state: State) -> Tensor:
+def _has_open_hypotheses(state: State) -> Tensor:
     """Which sentences are not done, bool [B]."""
     return is_possible(tf.reduce_max(state.log_probs, axis=1))
 
@@ -278,7 +278,7 @@ def _run_steps(
 ) -> State:
     """Runs steps while more than this share of the sentences are open, up to `max_time`."""
     (state,) = tf.while_loop(
-        lambda state: tf.reduce_mean(tf.cast(_is_open(state), tf.float32)) > share,
+        lambda state: tf.reduce_mean(tf.cast(_has_open_hypotheses(state), tf.float32)) > share,
         lambda state: (step(state),),
         (state,),
         shape_invariants=tf.nest.map_structure(
@@ -349,7 +349,7 @@ def _run_in_stages(
         )
 
     return tf.cond(
-        tf.reduce_any(_is_open(state)),
+        tf.reduce_any(_has_open_hypotheses(state)),
         continue_with_more_room,
         lambda: state.finished,
     )
