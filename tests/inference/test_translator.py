@@ -59,6 +59,7 @@ def test_threads_share_the_memory_keep_the_order_and_raise_errors(monkeypatch):
     sentences = ["x" * length for length in [400, 60, 30, 30, 90, *[10] * 40]] + ["я" * 30]
     assert _texts(local.translate(sentences)) == [text.upper() for text in sentences]
     assert sum(rows for rows, _ in sizes) == len(sentences)
+    assert (local.translate([]), local.translate("two").text) == ([], "TWO")
     assert all(size <= 100 or rows == 1 for rows, size in sizes)
     with pytest.raises(ZeroDivisionError):
         local.translate(["sun", *sentences])

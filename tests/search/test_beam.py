@@ -19,7 +19,7 @@ from plain_search import (
 )
 from table_model import TableModel
 
-from keras_transformer.config import EOS_ID
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID
 from keras_transformer.decoding import DecodingState
 from keras_transformer.errors import InputError
 from keras_transformer.search import beam_search, kv_cache_capacities, sample
@@ -121,6 +121,39 @@ def test_exact_search_stops_when_no_open_hypothesis_can_win():
 
 
 # The probability of EOS at first and later; alpha; the early stop; the best translation; steps.
+@pytest.mark.parametrize(
+    ("ends", "alpha", "form", "early_stop", "steps"),
+    [
+        # log(0.4) = -0.92 loses to log(0.6 * 0.99) / (7/6) = -0.45, or to -0.52 without a penalty.
+        ((0.4, 0.99), 1.0, "gnmt", "exact", None),
+        ((0.4, 0.99), 0.0, "gnmt", "exact", None),
+        # log(0.51) = -0.67 beats log(0.49) = -0.71, and loses to log(0.49 * 0.99) / (7/6) = -0.62.
+        ((0.51, 0.99), 1.0, "gnmt", "exact", None),
+        # After two steps log(0.5 * 0.9) / 2 = -0.40 and log(0.5) / 1 = -0.69 have finished. The
+        # best open hypothesis has log(0.5 * 0.1) / 2 = -1.50, but might end with log(0.05) / 31.
+        ((0.5, 0.9), 1.0, "power", "current", 2),
+        ((0.5, 0.9), 1.0, "power", "exact", None),
+    ],
+)
+def test_search_goes_on_while_a_longer_one_may_win(ends, alpha, form, early_stop, steps):
+    first, later = (np.log([1e-9, 1e-9, 1e-9, end, 1 - end]).astype("f") for end in ends)
+    calls = []
+
+    def step(ids, state):
+        calls.append(ids)
+        return tf.where((ids == BOS_ID)[..., None], first, later), state
+
+    found = beam_search(
+        step, DecodingState(), max_lengths=tf.constant([30]), beam_size=2,
+        length_penalty=alpha, length_penalty_form=form, early_stop=early_stop,
+    )  # fmt: skip
+    np.testing.assert_array_equal(found.ids[0, 0, :3], [4, EOS_ID, PAD_ID])
+    divisor = (7 / 6 if form == "gnmt" else 2) ** alpha
+    score = np.log((1 - ends[0]) * ends[1]) / divisor
+    np.testing.assert_allclose(found.scores[0, 0], score, atol=1e-5)
+    assert len(calls) == steps or (steps is None and len(calls) >= 2)
+
+
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "huge", "PAD and BOS are probable"])
 def test_odd_logits_are_scored_in_float32(kind):
     model = TableModel(sentences=2, vocabulary_size=9, seed=10)

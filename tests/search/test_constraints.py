@@ -21,12 +21,14 @@ from keras_transformer.search import (
     NoRepeatNgram,
     OpenHypotheses,
     Prefix,
+    RepetitionPenalty,
     beam_search,
     forbid_ids,
     sample,
 )
 
 PAD, EOS = 0, 3
+INF = np.inf
 ROOM, VOCABULARY = 10, 9
 
 
@@ -47,6 +49,40 @@ def forbidden(constraint, tokens):
         for token in np.flatnonzero(logits[0, 0] == np.float32(IMPOSSIBLE)).tolist()
         if token != PAD
     ]
+
+
+def test_repetition_penalty_counts_a_token_once():
+    logits = tf.constant([[[5.0, 1.0, 3.0, -3.0, -INF]]])
+    tokens = tf.constant([[[2, 3, 2, 4, 0]]])  # and PAD, which does not count
+    constraint = RepetitionPenalty([2.0])
+    view = OpenHypotheses(constraint.inputs, (), tokens, 4, None)
+    found = constraint.adjust(logits, view)
+    np.testing.assert_array_equal(found, [[[5.0, 1.0, 1.5, -6.0, -INF]]])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "expected"),
+    [
+        ([4, 5, 6, 4, 5], 3, [6]),
+        ([4, 5, 4, 6, 4], 2, [5, 6]),
+        ([4, 5, 6, 4, 5], 1, [4, 5, 6]),
+        ([4, 4, 4], 3, [4]),  # overlapping
+        ([], 1, []),
+        ([4, 5, 6, 4, 5], 1_000_000_000, []),
+        ([4, 5, 6, 4, 5], 0, []),
+    ],
+)
+def test_no_repeat_ngram_forbids_repeated_ngrams(tokens, size, expected):
+    assert forbidden(NoRepeatNgram([size]), tokens) == expected
+
+
+def test_prefix_forces_its_next_token_while_it_lasts():
+    prefix = Prefix(tf.constant([[4, 6], [5, 0]]))
+    view = OpenHypotheses(prefix.inputs, (), None, 0, None)
+    forced = [prefix.forced_ids(view._replace(time=time)).numpy().tolist() for time in range(4)]
+    assert forced == [[4, 5], [6, PAD], [PAD, PAD], [PAD, PAD]]
+    nothing = view._replace(inputs=tf.zeros([2, 0], tf.int32))
+    assert prefix.forced_ids(nothing).numpy().tolist() == [PAD, PAD]
 
 
 # In a search

@@ -11,6 +11,7 @@ from plain_search import (
     assert_found,
     assert_same,
     complete,
+    greedy,
     next_log_probs,
     sampled,
     tokens_of,
@@ -103,6 +104,15 @@ def test_a_seed_gives_the_same_samples_in_any_batch():
     twice = search(model, [requests[0]] * 3, rows=[0] * 3, num_translations=3, seed=[7, 7, 8])
     assert_same(twice, twice, 0, 1)
     assert not np.array_equal(twice.ids[0], twice.ids[2])
+
+
+@pytest.mark.parametrize("options", [dict(temperature=1e-6), dict(top_k=1), dict(top_p=1e-6)])
+def test_low_temperature_and_one_candidate_equal_greedy(options):
+    model = TableModel(sentences=4, vocabulary_size=9, seed=5, end_bias=1.0)
+    requests = [Request(limit) for limit in (9, 2, 0, 12)]
+    found = search(model, requests, num_translations=2, **options)
+    for row, each in enumerate(requests):
+        assert_found([greedy(model, row, each)] * 2, found, row)
 
 
 def test_sample_without_an_allowed_token_is_no_translation():

@@ -10,9 +10,23 @@ from keras_transformer.decoding import IMPOSSIBLE
 from keras_transformer.search.scoring import (
     coverage_penalty,
     cut_into_blocks,
+    length_penalty,
     log_normalizers,
     top_k_of_rows,
 )
+
+
+def test_length_penalty_equals_worked_numbers():
+    lengths = tf.constant([1, 7, 19])
+    np.testing.assert_allclose(length_penalty(lengths, tf.constant(0.0)), [1, 1, 1])
+    np.testing.assert_allclose(length_penalty(lengths, tf.constant(1.0)), [1, 2, 4])
+    np.testing.assert_allclose(length_penalty(lengths, tf.constant(0.5)), [1, 2**0.5, 2], rtol=1e-6)
+
+
+def test_coverage_penalty_sums_logs_of_coverage_up_to_one():
+    coverage = tf.constant([[[0.5, 2.0, 0.1], [1.0, 1.0, 1.0]]])
+    found = coverage_penalty(coverage, tf.constant([0.2]))
+    np.testing.assert_allclose(found, [[0.2 * (math.log(0.5) + math.log(0.1)), 0.0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])

@@ -135,3 +135,26 @@ def test_a_step_under_xla_has_no_branch_and_scatters_nothing_into_the_logits():
     scattered = re.findall(r"f32\[([\d,]+)\]\S* scatter\(", program)
     assert f"{batch},{width},{vocabulary}" not in scattered
     np.testing.assert_array_equal(compiled(limits).ids, translate(limits).ids)
+
+
+_COLD = functools.partial(sample, num_translations=4, temperature=0.1, top_p=0.9, seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [*SEARCHES.values(), _COLD], ids=[*SEARCHES, "cold sampling"])
+def test_search_passes_tensorflows_check_of_numbers(search):
+    model = TableModel(sentences=3, vocabulary_size=200, seed=4, source_length=4)
+    width = width_of(search)
+    requests = [Request(limit, beta=0.2, min_length=2, no_repeat_ngram=2) for limit in (7, 1, 0)]
+
+    def translate(rows):
+        state = model.state(rows, width)
+        return search(model.step, state, **arguments(requests))
+
+    expected = translate(tf.range(3))
+    tf.debugging.enable_check_numerics()
+    try:
+        found = tf.function(translate, autograph=False)(tf.range(3))
+    finally:
+        tf.debugging.disable_check_numerics()
+    np.testing.assert_array_equal(found.ids, expected.ids)
