@@ -12,7 +12,6 @@ by chance in the choice of the test sentences. They do not cover the choice of t
 
 import json
 import sys
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -25,6 +24,7 @@ from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
     from keras_transformer.loading import NamedModel
+    from keras_transformer.training.run import RunDirectory
 
 evaluation_set.define_flags()
 _JSON = flags.DEFINE_boolean(
@@ -54,8 +54,11 @@ def main(arguments: list[str]) -> None:
     from keras_transformer.loading import open_run
     from keras_transformer.training.run import RunDirectory
 
-    runs = {path: open_run(*RunDirectory.of_checkpoint(path)) for path in arguments}
-    if len({run.label for run in runs.values()}) < len(runs):
+    folders, runs = {}, {}
+    for name in arguments:
+        folders[name], checkpoint = RunDirectory.of_checkpoint(name)
+        runs[name] = open_run(folders[name], checkpoint)
+    if len({(folders[name].path.resolve(), runs[name].checkpoint) for name in runs}) < len(runs):
         raise InputError(f"{', '.join(arguments)} name one checkpoint twice")
     tasks = {name: command_flags.with_given_options(run.configs.task) for name, run in runs.items()}
     first = tasks[arguments[0]]
@@ -81,7 +84,7 @@ def main(arguments: list[str]) -> None:
     for name, scores in first.compare(outputs, text.target, text.source).items():
         records[name] |= scores
     if _PLOT.value is not None:
-        _plot(arguments, first, _PLOT.value)
+        _plot(folders, first, _PLOT.value)
     differences = _differences(runs, tasks, records)
     if _JSON.value:
         values = {
@@ -159,16 +162,14 @@ def _print_table(records: dict[str, _Record], task: Task) -> None:
         print(next(iter(records.values()))["bleu_signature"])
 
 
-def _plot(names: Iterable[str], task: Task, path: str) -> None:
+def _plot(runs: "dict[str, RunDirectory]", task: Task, path: str) -> None:
     """Plots each run in its color: training loss faint, dev loss and metric strong."""
     from matplotlib import pyplot
 
     from keras_transformer.training.metrics import read_metrics
-    from keras_transformer.training.run import RunDirectory
 
     figure, (losses, scores) = pyplot.subplots(2, sharex=True, figsize=(8, 7), layout="constrained")
-    for index, name in enumerate(names):
-        run, _ = RunDirectory.of_checkpoint(name)
+    for index, (name, run) in enumerate(runs.items()):
         rows, color = read_metrics(run.metrics_path), f"C{index % 10}"
         # Matplotlib hides labels that begin with "_", and reads what "$" encloses as formulas.
         label = ("./" if name.startswith("_") else "") + name.replace("$", r"\$")

@@ -69,9 +69,9 @@ def read_options(
     is_ignored = settings["max_extra_length"] > extra
     settings["max_extra_length"] = tf.minimum(settings["max_extra_length"], extra)
     if limit := search.max_length:  # such as that of a table of learned positions
-        asked = settings["max_length"]
-        is_ignored |= (asked == 0) | (asked > limit)
-        settings["max_length"] = tf.where(asked > 0, tf.minimum(asked, limit), limit)
+        max_length = settings["max_length"]
+        is_ignored |= (max_length == 0) | (max_length > limit)
+        settings["max_length"] = tf.where(max_length > 0, tf.minimum(max_length, limit), limit)
     source_lengths = tf.cast(source_lengths, tf.int32)
     longest = max_lengths(settings, source_lengths)  # [B]
     most_tokens = search.max_source_length + extra + 1

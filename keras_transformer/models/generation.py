@@ -40,7 +40,9 @@ def generate(
         values.setdefault("max_extra_length", search.max_length)
     if model.max_length is not None:  # learned positions, one of them for BOS
         longest = model.max_length - 1
-        values["max_length"] = min(search.max_length or longest, longest)
+        # Which also rejects a longer min_length.
+        search = search.replace(max_length=min(search.max_length or longest, longest))
+        values["max_length"] = search.max_length
     numbers = {
         name: tf.constant(value, _NUMBER_TYPES[REQUEST_OPTIONS[name].type])
         for name, value in values.items()

@@ -172,6 +172,7 @@ _WRONG_FILES = [
     ("evaluate --task=parsing --answers=blank", "--file"),
     ("evaluate --task=parsing --answers=blank --file=blank", "no sentence in"),
     ("compare run run/checkpoints/average", "one checkpoint twice"),
+    ("compare run run/checkpoints/..", "one checkpoint twice"),
     ("compare run absent", "absent"),
     ("export --run_dir=run --export_dir=exports --warm_up_file=absent", "absent"),
 ]

@@ -53,6 +53,8 @@ def test_learned_positions_bound_sources_and_outputs(length):
     assert result.lengths.numpy().tolist() == [[19 + 1]]
     with pytest.raises(InputError, match=r"source has a row of more .* 20 learned positions"):
         model.generate([[5] * 20 + [3]])
+    with pytest.raises(InputError, match="min_length 20 is larger than max_length 19"):
+        model.generate([[5, 3]], max_length=length, min_length=20)
 
 
 def test_generate_equals_sampling(model):
