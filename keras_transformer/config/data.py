@@ -146,11 +146,10 @@ class DataConfig(JsonConfig):
     )
     augment: float = option(
         0.0,
-        "Share of the training pairs of which an altered copy is trained on as well: in capitals, "
+        "Altered copies per training pair, on average, that are trained on as well: in capitals, "
         "without punctuation, with typing errors, with numbers, addresses and words of other "
         "scripts that are copied.",
         minimum=0,
-        maximum=1,
     )
 
     def __post_init__(self) -> None:

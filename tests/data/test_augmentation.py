@@ -21,13 +21,14 @@ def copies(plain):
     return [other for other in AugmentedPairs(plain, 1.0) if other != pair]
 
 
-def test_pairs_stay_and_a_share_of_them_has_a_copy(plain):
+def test_pairs_stay_and_have_copies_on_average(plain):
     pairs = [*AugmentedPairs(plain, 0.25)]
     assert pairs.count(next(iter(plain))) >= 8000
     assert len(pairs) == pytest.approx(10_000, abs=150)
     assert pairs == [*AugmentedPairs(plain, 0.25)]
     assert [*AugmentedPairs(plain, 0.0)] == [*plain]
-    identities = [AugmentedPairs(plain, share).identity for share in (0.25, 0.5)]
+    assert len([*AugmentedPairs(plain, 2.5)]) == pytest.approx(28_000, abs=150)
+    identities = [AugmentedPairs(plain, copies).identity for copies in (0.25, 0.5)]
     assert identities[0] != identities[1]
     assert all(identity["pairs"] == plain.identity for identity in identities)
 
