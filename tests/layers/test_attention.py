@@ -99,8 +99,9 @@ def test_dropout_acts_on_the_weights():
     memory = KeysValues(np.zeros((1, 1, 4, 4), "float32"), np.eye(4, dtype="float32")[None, None])
     x = np.ones((1, 64, 4), "float32")
     np.testing.assert_allclose(layer(x, memory, training=False), np.full(x.shape, 0.25), rtol=1e-6)
-    dropped = ops.convert_to_numpy(layer(x, memory, training=True))
-    np.testing.assert_allclose(np.unique(dropped), [0, 0.5], rtol=1e-6)
+    dropped, weights = layer(x, memory, training=True, return_attention_scores=True)
+    np.testing.assert_allclose(np.unique(ops.convert_to_numpy(dropped)), [0, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(weights, np.full(weights.shape, 0.25), rtol=1e-6)
 
 
 def test_gradients_of_relative_positions_in_half_precision():
