@@ -10,7 +10,6 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from keras_transformer.config import option
 from keras_transformer.errors import InputError
 from keras_transformer.files import PairFile, Path, iterate_lines
 from keras_transformer.tasks.task import Metric, Task, register_task
@@ -24,9 +23,6 @@ if TYPE_CHECKING:  # tasks load without TensorFlow
 class PronunciationTask(Task):
     """Pronunciation of words, learned from dictionaries."""
 
-    keep_stress: bool = option(
-        True, "Keep the digits that mark stress in CMUdict, for example 1 in AH1.", is_learned=True
-    )
     name = "pronunciation"
     metric = Metric("wer", "WER", higher_is_better=False)
 
@@ -50,15 +46,15 @@ class PronunciationTask(Task):
 
     def read_answers(self, path: Path) -> list[str]:
         """Returns the pronunciations of a file, normalized like those of a dictionary."""
-        return [normalize_phones(line, self.keep_stress) for line in super().read_answers(path)]
+        return [normalize_phones(line) for line in super().read_answers(path)]
 
     def read_file(self, path: Path) -> "PairSource":
         """Returns the words and phones of a dictionary."""
-        return PronunciationDictionary(path=path, keep_stress=self.keep_stress)
+        return PronunciationDictionary(path)
 
     def target_text(self, reference: str) -> str:
         """Returns the phones as a dictionary has them; parallel files can have others."""
-        return normalize_phones(reference, self.keep_stress)
+        return normalize_phones(reference)
 
     def evaluate(
         self, outputs: Sequence[str], references: Sequence[str], sources: Sequence[str]
@@ -88,10 +84,10 @@ class PronunciationTask(Task):
         """
         from rapidfuzz.distance import Levenshtein
 
-        output = normalize_phones(answer, self.keep_stress).split()
+        output = normalize_phones(answer).split()
         edits, negative_length = min(
             (Levenshtein.distance(output, phones), -len(phones))
-            for phones in (normalize_phones(text, self.keep_stress).split() for text in references)
+            for phones in (normalize_phones(text).split() for text in references)
         )
         return edits, -negative_length
 
@@ -109,7 +105,6 @@ class PronunciationTask(Task):
 
 _COMMENT = ";;;"
 _VARIANT_NUMBER = re.compile(r"\(\d+\)$")
-_STRESS = re.compile(r"\d+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,15 +120,9 @@ class PronunciationDictionary(PairFile):
 
     Attributes:
         path: the file, plain or .gz.
-        keep_stress: whether phones keep the digits at their ends, such as 1 in AH1.
     """
 
-    keep_stress: bool = True
     kind = "pronunciation dictionary"
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return super().identity | {"keep_stress": self.keep_stress}
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(iterate_lines(self.path), start=1):
@@ -152,10 +141,9 @@ class PronunciationDictionary(PairFile):
         if not tab:
             word, text = [*line.split(maxsplit=1), ""][:2]
             text = f" {text}".partition(" #")[0]
-        return _VARIANT_NUMBER.sub("", word.strip()), normalize_phones(text, self.keep_stress)
+        return _VARIANT_NUMBER.sub("", word.strip()), normalize_phones(text)
 
 
-def normalize_phones(text: str, keep_stress: bool) -> str:
+def normalize_phones(text: str) -> str:
     """Returns phones with one space between them, in Unicode's form C."""
-    phones = unicodedata.normalize("NFC", text).split()
-    return " ".join(phones if keep_stress else (_STRESS.sub("", phone) for phone in phones))
+    return " ".join(unicodedata.normalize("NFC", text).split())

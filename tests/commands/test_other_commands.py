@@ -11,7 +11,7 @@ from helpers import names_in
 
 from keras_transformer.config import TrainingConfig
 from keras_transformer.models import build_model
-from keras_transformer.tasks.pronunciation import PronunciationTask
+from keras_transformer.tasks import ParsingTask
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.settings import RunConfigs
 
@@ -52,14 +52,14 @@ def test_learned_options_of_a_task_are_named_or_equal(call, refused, tmp_path):
     vocabulary = tiny_run.make_vocabulary()
     model = build_model(tiny_run.model_config())
     for keeps in (True, False):
-        task = PronunciationTask(keep_stress=keeps)
+        task = ParsingTask(copy_words=keeps)
         configs = RunConfigs(model.config, None, TrainingConfig(), task)
         RunDirectory(tmp_path / str(keeps)).write(configs, vocabulary, vocabulary, model)
     both, folder = f"{tmp_path}/True,{tmp_path}/False", tmp_path / "exports"
     export = ("export.py", "--format=transformers", f"--export_dir={folder}")
     refused(call(*export, f"--run_dir={both}"), "different tasks")
     result = call(*export, f"--run_dir={tmp_path}/True")
-    assert result.code == 0 and "what the task pronunciation makes of them" in result.out
+    assert result.code == 0 and "what the task parsing makes of them" in result.out
 
 
 @pytest.mark.parametrize(

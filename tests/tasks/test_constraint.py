@@ -270,7 +270,7 @@ def test_linearized_treebank_is_written_as_it_was():
     all_trees = sorted((trees.clean(tree) for _, tree in trees.read_trees(lines, "GUM")), key=len)
     for start in range(0, len(all_trees), 500):
         some = all_trees[start : start + 500 : 3]
-        texts = [trees.linearize(tree, pos_tags=True) for tree in some]
+        texts = [trees.linearize(tree) for tree in some]
         found = written(texts, [trees.sentence_of(tree) for tree in some])
         assert found == list(map(trees.to_text, some))
 

@@ -27,8 +27,8 @@ TREE = "(TOP (S (NP-SBJ (DT The) (NN dog)) (VP (VBZ barks) (NP (-NONE- *))) (. .
 ANSWER = "(S (NP (DT The) (NN dog)) (VP (VBZ barks)) (. .))"
 
 
-def evaluate(output, reference=TREE, **options):
-    return ParsingTask(**options).evaluate([output], [reference], ["The dog barks ."])
+def evaluate(output, reference=TREE):
+    return ParsingTask().evaluate([output], [reference], ["The dog barks ."])
 
 
 @pytest.fixture
@@ -42,7 +42,6 @@ def test_model_learns_linearized_trees(tree_file):
     data = DataConfig(train_file=tree_file, dev_file=tree_file)
     for options, text in (
         ({}, "(S (NP DT NN )NP (VP VBZ )VP . )S"),
-        ({"pos_tags": False}, "(S (NP XX XX )NP (VP XX )VP XX )S"),
         ({"copy_words": True}, "⟨S ⟨NP The ∕DT dog ∕NN ⟩NP ⟨VP barks ∕VBZ ⟩VP . ∕. ⟩S"),
     ):
         task = ParsingTask(**options)
@@ -51,7 +50,7 @@ def test_model_learns_linearized_trees(tree_file):
         assert list(train) == [("The dog barks .", text)]
         assert list(dev) == [("The dog barks .", TREE)]
         assert task.target_text(TREE) == text
-    (other,) = ParsingTask(pos_tags=False).train_sources(data)
+    (other,) = ParsingTask(copy_words=True).train_sources(data)
     assert other.identity != ParsingTask().train_sources(data)[0].identity
     assert list(*ParsingTask().pair_sources(data, "train")) == [("The dog barks .", TREE)]
 
@@ -126,13 +125,6 @@ def test_parser_failure_is_an_empty_answer(tmp_path):
         ParsingTask().read_answers(path)
     result = ParsingTask().evaluate(answers[:2], ["(S (NN a) (NN b))", "(S (NP (NN b)))"], ["", ""])
     assert (result["evalb"]["skipped"], result["f1"]) == (1, 50)
-
-
-def test_without_pos_tags_the_references_are_used():
-    output = re.sub(r"\((\S+) (?=[^(])", "(XX ", ANSWER)
-    assert evaluate(output)["evalb"]["errors"] == 1
-    assert evaluate(output, pos_tags=False)["f1"] == 100
-    assert evaluate(TREE, pos_tags=False)["f1"] == 100
 
 
 @pytest.mark.parametrize(

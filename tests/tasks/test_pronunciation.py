@@ -39,12 +39,11 @@ def test_parallel_files_and_answers_are_normalized(tmp_path):
         train_source=str(tmp_path / "words"), train_target=str(tmp_path / "phones"),
         dev_source="dev", dev_target="dev",
     )  # fmt: skip
-    for keeps, text in ((True, "K AE1 T"), (False, "K AE T")):
-        task = PronunciationTask(keep_stress=keeps)
-        (pairs,) = task.train_sources(data)
-        assert list(pairs) == [("cat", text)]
-        assert task.read_answers(tmp_path / "phones") == [text]
-        assert task.evaluate([text], ["K  AE1 T"], ["cat"])["wer"] == 0
+    task = PronunciationTask()
+    (pairs,) = task.train_sources(data)
+    assert list(pairs) == [("cat", "K AE1 T")]
+    assert task.read_answers(tmp_path / "phones") == ["K AE1 T"]
+    assert task.evaluate(["K AE1 T"], ["K  AE1 T"], ["cat"])["wer"] == 0
 
 
 def test_tokens_are_characters_and_phones(tmp_path):
@@ -81,9 +80,6 @@ def test_dictionaries_are_read(tmp_path, text, entries):
     (tmp_path / "dictionary").write_text(text, encoding="utf-8")
     found = PronunciationDictionary(path=tmp_path / "dictionary")
     assert [" ".join(entry) for entry in found] == entries
-    without = PronunciationDictionary(path=tmp_path / "dictionary", keep_stress=False)
-    assert not any(phones[-1].isdigit() for _, text in without for phones in text.split())
-    assert found.identity["keep_stress"] != without.identity["keep_stress"]
 
 
 @pytest.mark.parametrize("line", ["word", "word\t", "\tw ɜ d", "word # w ɜ d", "word\t0.9\tw ɜ d"])

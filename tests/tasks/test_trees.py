@@ -40,13 +40,10 @@ def test_trees_are_read_over_line_breaks_and_cleaned():
     assert trees.clean(trees.parse_tree("(S (NP (-NONE- *)) (VP (-NONE- *)))")) == []
 
 
-def test_linearized_tree_has_labels_and_may_have_tags():
+def test_linearized_tree_has_labels_and_tags():
     tree = trees.clean(read(PENN)[0][1])
     assert trees.sentence_of(tree) == "The dog is ( old ) ."
-    assert trees.linearize(tree, pos_tags=False) == (
-        "(S (NP XX XX )NP (VP XX (S (ADJP XX XX XX )ADJP )S )VP XX )S"
-    )
-    assert trees.linearize(tree, pos_tags=True) == (
+    assert trees.linearize(tree) == (
         "(S (NP DT NN )NP (VP VBZ (S (ADJP -LRB- JJ -RRB- )ADJP )S )VP . )S"
     )
 

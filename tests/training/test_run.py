@@ -172,7 +172,7 @@ def test_unusable_path_is_rejected(tmp_path):
         ({"architecture": "recurrent"}, "architecture is 'transformer' there and 'recurrent' here"),
         ({"task": "parsing"}, "task is 'translation' there and 'parsing' here"),
         ({"hidden_dim": 7}, "hidden_dim"),  # of another architecture
-        ({"keep_stress": False}, "keep_stress is None there and False here"),
+        ({"copy_words": True}, "copy_words is None there and True here"),
         ({"freeze": "encoder"}, "freeze is None there and 'encoder' here"),
         ({"stop_metric": "f1"}, "stop_metric must be one of bleu"),
         ({"train_steps": None}, "train_steps must be a whole number, got None"),

@@ -1,7 +1,7 @@
 """Constituency parsing as in Vinyals et al. 2015, measured as EVALB measures it.
 
-A model reads a sentence and generates its tree from left to right, words as XX or as their part of
-speech: "(S (NP DT NN )NP (VP VBZ )VP )S". The way there and back:
+A model reads a sentence and generates its tree from left to right, words as their part of speech:
+"(S (NP DT NN )NP (VP VBZ )VP )S". The way there and back:
 
 - trees.py reads bracketed trees, linearizes them, and compares them with a reference,
 - constraint.py restricts a search to trees over the words of the sentence, and puts these words
@@ -29,12 +29,6 @@ if TYPE_CHECKING:  # tasks load without TensorFlow
 class ParsingTask(Task):
     """Constituency parsing."""
 
-    pos_tags: bool = option(
-        True,
-        "Generate the part of speech of each word; otherwise all are XX, and the score takes "
-        "those of the reference.",
-        is_learned=True,
-    )
     copy_words: bool = option(
         False,
         "Also generate each word, before its tag, so that the model keeps its place in the "
@@ -81,7 +75,7 @@ class ParsingTask(Task):
 
     def target_text(self, reference: str) -> str:
         tree = trees.clean(trees.parse_tree(reference))
-        return trees.linearize(tree, pos_tags=self.pos_tags, copy_words=self.copy_words)
+        return trees.linearize(tree, copy_words=self.copy_words)
 
     def symbols(self, sources: "Sequence[PairSource]") -> list[str]:
         """Returns the brackets and tags of a text with words among them."""
@@ -174,11 +168,7 @@ class ParsingTask(Task):
     ) -> list[trees.SentenceScore]:
         scores = []
         for text, reference_text in zip(outputs, references, strict=True):
-            output = trees.parse_tree(text) if text else []
-            reference = trees.parse_tree(reference_text)
-            if not self.pos_tags:
-                output = trees.with_tags(output, reference)
-            pair = (output, reference)
+            pair = (trees.parse_tree(text) if text else [], trees.parse_tree(reference_text))
             output, reference = map(trees.with_comparable_root, pair, reversed(pair))
             scores.append(trees.score_tree(output, reference))
         return scores

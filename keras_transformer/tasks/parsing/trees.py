@@ -18,7 +18,6 @@ from typing import Literal, NamedTuple, TypeAlias
 from keras_transformer.errors import InputError
 from keras_transformer.files import PairFile, iterate_lines
 
-UNKNOWN_TAG = "XX"  # stands for all parts of speech (Vinyals et al. 2015, section 3)
 ROOT = "TOP"
 TRACE = "-NONE-"
 _ROOTS = ("", ROOT, "ROOT", "S1")
@@ -130,14 +129,10 @@ def to_text(tree: Tree) -> str:
     return re.sub(r"(?<=\))(?=\()", " ", "".join(items))
 
 
-def words_of(tree: Tree) -> list[Word]:
-    """Returns the words from left to right, without traces."""
-    return [item for item in tree if isinstance(item, Word) and item.tag != TRACE]
-
-
 def sentence_of(tree: Tree) -> str:
-    """Returns the words as a sentence, with plain parentheses."""
-    return _unescaped(" ".join(word.text for word in words_of(tree)))
+    """Returns the words from left to right, without traces and with plain parentheses."""
+    words = [item for item in tree if isinstance(item, Word) and item.tag != TRACE]
+    return _unescaped(" ".join(word.text for word in words))
 
 
 def _unescaped(text: str) -> str:
@@ -181,19 +176,18 @@ def _is_one_bracket(tree: Tree) -> bool:
     return 0 not in list(depths)[:-1] and _is_opening(tree[0])
 
 
-def linearize(tree: Tree, *, pos_tags: bool = True, copy_words: bool = False) -> str:
+def linearize(tree: Tree, *, copy_words: bool = False) -> str:
     """Returns a tree as a model generates it (Vinyals et al. 2015): closing brackets have labels.
 
     Args:
         tree: the tree.
-        pos_tags: write words as their tags, or else as XX.
         copy_words: write the word itself before its tag; `MARKS` distinguish brackets and tags
             from words then.
 
     Example:
         >>> tree = parse_tree("(S (NP (NN dogs)) (VP (VB bark)))")
-        >>> linearize(tree, pos_tags=False)
-        '(S (NP XX )NP (VP XX )VP )S'
+        >>> linearize(tree)
+        '(S (NP NN )NP (VP VB )VP )S'
         >>> linearize(tree, copy_words=True)
         '⟨S ⟨NP dogs ∕NN ⟩NP ⟨VP bark ∕VB ⟩VP ⟩S'
     """
@@ -201,8 +195,7 @@ def linearize(tree: Tree, *, pos_tags: bool = True, copy_words: bool = False) ->
     def write(item: str | Word) -> str:
         if isinstance(item, str):
             return MARKS[item[0]] + item[1:] if copy_words else item
-        tag = item.tag if pos_tags else UNKNOWN_TAG
-        return f"{_unescaped(item.text)} {MARKS['tag']}{tag}" if copy_words else tag
+        return f"{_unescaped(item.text)} {MARKS['tag']}{item.tag}" if copy_words else item.tag
 
     return " ".join(map(write, tree))
 
@@ -215,18 +208,6 @@ def with_comparable_root(tree: Tree, other: Tree) -> Tree:
     if not tree or not other or tree[0] == other[0] or tree[0][1:] not in _ROOTS:
         return tree
     return [f"({ROOT}", *tree[1:-1], f"){ROOT}"]
-
-
-def with_tags(tree: Tree, reference: Tree) -> Tree:
-    """Returns a tree with the tags of a reference, if that has as many words."""
-    tags = [word.tag for word in words_of(reference)]
-    if len(tags) != len(words_of(tree)):
-        return tree
-    remaining = iter(tags)
-    return [
-        Word(next(remaining), item.text) if isinstance(item, Word) and item.tag != TRACE else item
-        for item in tree
-    ]
 
 
 class SentenceScore(NamedTuple):
