@@ -6,7 +6,7 @@ pysbd finds the sentences, by rules for each language (Sadvilkar and Neumann 202
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, overload
 
 from keras_transformer.config import LANGUAGE_CODE
@@ -53,7 +53,7 @@ def translate_paragraphs(
         'Zweihundert.  Dr. No hat eine.'
     """
     texts = [paragraphs] if isinstance(paragraphs, str) else paragraphs
-    split = SplitParagraphs(texts, language)
+    split = SplitParagraphs(texts, language, translator.known_codes)
     results = translator.translate(split.sentences, **options)
     joined = split.join([translation.text for translation in results])
     return joined[0] if isinstance(paragraphs, str) else joined
@@ -65,14 +65,21 @@ class SplitParagraphs:
     Args:
         paragraphs: a list of texts.
         language: as in `translate_paragraphs`.
+        known_codes: returns which of some language codes a model has, by default all.
 
     Attributes:
         sentences: of all paragraphs, none of them blank, without the spaces around them. A
-            language code that begins a paragraph, such as ">>deu<<", begins each of its sentences.
+            known language code that begins a paragraph, such as ">>deu<<", begins each of its
+            sentences.
         rows: the index of the paragraph of each sentence.
     """
 
-    def __init__(self, paragraphs: Sequence[str], language: str) -> None:
+    def __init__(
+        self,
+        paragraphs: Sequence[str],
+        language: str,
+        known_codes: Callable[[Sequence[str]], Collection[str]] = tuple,
+    ) -> None:
         with needs_extra("sentences"):
             import pysbd
             from pysbd.languages import LANGUAGE_CODES
@@ -81,6 +88,8 @@ class SplitParagraphs:
         texts = text_input("paragraphs", paragraphs)
         # Models skip invisible characters before a code, too.
         codes = [re.match(f"{_unprintable_start(text)}{LANGUAGE_CODE}", text) for text in texts]
+        known = known_codes(sorted({code[1] for code in codes if code}))
+        codes = [code if code and code[1] in known else None for code in codes]
         self._paragraphs = [
             text[code.end() :] if code else text for text, code in zip(texts, codes, strict=True)
         ]

@@ -114,6 +114,16 @@ class SentenceTranslator(abc.ABC):
         results = self._read_rows(signature, columns, read)
         return results[0] if isinstance(sentences, str) else results
 
+    def known_codes(self, codes: Sequence[str]) -> list[str]:
+        """Returns which of some language codes, such as ">>deu<<", the model has."""
+
+        def read(answer: Answer) -> list[bool]:
+            # A model without any codes has no such output.
+            return [not row for row in answer.get("code_unknown", [True] * len(answer["scores"]))]
+
+        are_known = self._run("serving_default", {"text": [*codes]}, read) if codes else []
+        return [code for code, is_known in zip(codes, are_known, strict=True) if is_known]
+
     def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:
         """Returns the log-probability of each of the translations `target`.
 

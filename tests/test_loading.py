@@ -9,6 +9,7 @@ from keras_transformer.errors import InputError
 def test_run_is_loaded(run_dir, words):
     best = Translator.load(run_dir).translate("two cat")
     assert str(best) == best.text == f"{words['two']} {words['cat']}"
+    assert Translator.load(run_dir).known_codes([">>deu<<"]) == []
     (n_best,) = Translator.load(str(run_dir), num_translations=2).translate(["two cat"])
     assert n_best.text == best.text and len(n_best.alternatives) == 1
 
@@ -24,6 +25,7 @@ def test_model_of_another_toolkit_is_loaded(sample_model):
         translator = Translator.load(sample_model("hf_marian"), max_extra_length=3)
     assert str(translator.translate("a"))
     assert str(translator.translate(">>deu<<a"))
+    assert translator.known_codes([">>de<<", ">>deu<<", ">>wow<<"]) == [">>deu<<"]
     for text in (">>de<< a", "\ufeff>>de<< a"):
         with pytest.warns(UserWarning, match="lacks the language code"):
             assert translator.translate([text])

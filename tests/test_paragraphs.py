@@ -38,6 +38,9 @@ class _Recorder:
     def __init__(self):
         self.sentences, self.options = [], {}
 
+    def known_codes(self, codes):
+        return [code for code in codes if code == ">>deu<<"]
+
     def translate(self, sentences, **options):
         self.sentences, self.options = sentences, options
         return [Translation(text=f"[{sentence}]", score=-1.0) for sentence in sentences]
@@ -120,3 +123,12 @@ def test_each_sentence_has_the_language_code_of_its_paragraph(start):
     split = SplitParagraphs([f"{start}>>deu<< A dog runs.  A cat sleeps.", "No."], "en")
     assert split.sentences == [">>deu<< A dog runs.", ">>deu<< A cat sleeps.", "No."]
     assert split.join(["Ja.", "Gut.", "Nein."]) == ["Ja.  Gut.", "Nein."]
+
+
+def test_text_that_only_looks_like_a_code_is_part_of_its_sentence():
+    recorder = _Recorder()
+    paragraphs = [">>wow<< A dog runs. A cat sleeps.", ">>deu<< It rains. It snows."]
+    assert translate_paragraphs(recorder, paragraphs, "en") == [
+        "[>>wow<< A dog runs.] [A cat sleeps.]",
+        "[>>deu<< It rains.] [>>deu<< It snows.]",
+    ]

@@ -30,9 +30,9 @@ FLOORS = {
 # The most lines of a folder. A change that needs more names what goes for it, or raises the number
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
-    "client": 514, "commands": 1840, "config": 1260, "data": 1242, "explorer": 394,
-    "inference": 1002, "interop": 2676, "layers": 2607, "models": 1788, "pretrained": 48,
-    "search": 1470, "serving": 583, "tasks": 1608, "text": 940, "training": 2358,
+    "client": 514, "commands": 1840, "config": 1260, "data": 1243, "explorer": 394,
+    "inference": 1002, "interop": 2676, "layers": 2607, "models": 1807, "pretrained": 48,
+    "search": 1470, "serving": 583, "tasks": 1608, "text": 951, "training": 2361,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.
 WITHOUT_TENSORFLOW = (

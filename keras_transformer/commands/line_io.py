@@ -189,7 +189,7 @@ class _Answers:
         split = None
         sentences, numbers = lines, list(range(first, first + len(lines)))  # lines of sentences
         if self.job.split_sentences:
-            split = SplitParagraphs(lines, self.job.split_sentences)
+            split = SplitParagraphs(lines, self.job.split_sentences, self.model.known_codes)
             sentences, numbers = split.sentences, [numbers[row] for row in split.rows]
         self.remarks.numbers = numbers
         try:

@@ -90,6 +90,20 @@ class TokenWeightedModel(_Model):
         self._jit_compile_asked = jit_compile
         super().compile(*args, jit_compile=jit_compile, **kwargs)
 
+    def fit(self, *args: Any, class_weight: None = None, **kwargs: Any) -> Any:
+        """Trains as `keras.Model.fit` does, without `class_weight`.
+
+        Raises:
+            InputError: there are class weights: Keras makes one weight of a whole row of labels.
+        """
+        _reject(class_weight)
+        return super().fit(*args, **kwargs)
+
+    def train_on_batch(self, *args: Any, class_weight: None = None, **kwargs: Any) -> Any:
+        """Trains as `keras.Model.train_on_batch` does, without `class_weight`; see `fit`."""
+        _reject(class_weight)
+        return super().train_on_batch(*args, **kwargs)
+
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Updates the metrics as `keras.Model.compute_metrics` does, without padding."""
         if get_keras_mask(y_pred) is None:  # metrics of Keras skip padding by it
@@ -113,3 +127,8 @@ class TokenWeightedModel(_Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built and self.optimizer is not None:
             self.optimizer.build(self.trainable_variables)
+
+
+def _reject(class_weight: Any) -> None:
+    if class_weight is not None:
+        raise InputError("class_weight needs one label a row; give sample_weight [B, T]")

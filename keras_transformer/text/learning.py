@@ -28,6 +28,7 @@ from keras_transformer.errors import (
     check_unicode,
 )
 from keras_transformer.text.normalization import (
+    COMPOSED_NFKC,
     CONTROLS,
     IGNORABLE,
     JOINERS,
@@ -124,7 +125,7 @@ def learn_vocabulary(
                 sentence_iterator=_training_lines(
                     texts,
                     reader_errors,
-                    composes=normalization == "nfc",
+                    composes=normalization != "identity",
                     less=_LESS if kind == "word" else "< ",
                 ),
                 model_writer=model,
@@ -179,6 +180,8 @@ def _portable(model_bytes: bytes, kind: str) -> bytes:
     """
     model = model_message().FromString(model_bytes)
     model.normalizer_spec.ClearField("normalization_rule_tsv")
+    if model.normalizer_spec.name == _RULE_NAMES["nfkc"]:
+        model.normalizer_spec.name = COMPOSED_NFKC
     for piece in model.pieces:
         piece.piece = piece.piece.replace(_SUBSTITUTE, _TRAINER_UNKNOWN).replace(_LESS, "<")
     if kind == "unigram":

@@ -42,6 +42,7 @@ IGNORABLE = [
     for code in range(first, last + 1)
 ]  # fmt: skip
 NOTHING_VISIBLE = any_of([*SPACES, *IGNORABLE, WORD_START]) + "+"
+COMPOSED_NFKC = "nfc_nmt_nfkc"  # the name of SentencePiece's rules of NFKC for text in form C
 _LAST_COMPOSED = 0x30000  # Unicode has no character beyond that normalization changes
 
 

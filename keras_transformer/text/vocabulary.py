@@ -26,6 +26,7 @@ from keras_transformer.errors import (
 )
 from keras_transformer.files import local_path, replace_control_characters, write_atomically
 from keras_transformer.text.normalization import (
+    COMPOSED_NFKC,
     IGNORABLE,
     NOTHING_VISIBLE,
     SPACES,
@@ -84,6 +85,7 @@ class Vocabulary:
         self.size: int = model.num_tokens or num_pieces
         self.cuts_words_apart: bool = model.cuts_words_apart
         self.looks_up_runs: bool = model.looks_up_runs
+        self._rules: str = model.normalizer_spec.name
         self.has_more_pieces = self.size < num_pieces
         ids = special_ids(self._processor)
         if not 0 < self.size <= num_pieces or ids != RESERVED_IDS:
@@ -133,10 +135,15 @@ class Vocabulary:
 
     @functools.cached_property
     def composes(self) -> bool:
-        """Whether text is read in Unicode's normalization form C, as the model's own rules have it.
+        """Whether text gets Unicode's normalization form C before the model's own rules.
 
-        They cannot put marks in order. Other rules, and models without any, get text as it is.
+        They cannot put marks in order. Rules of other toolkits get text as it is.
         """
+        return self._keeps_form_c or self._rules == COMPOSED_NFKC
+
+    @functools.cached_property
+    def _keeps_form_c(self) -> bool:
+        """Whether the model's own rules are those of form C."""
         return self._processor.normalize(["1e\u03011", "1ﬁ1"]) == ["▁1é1", "▁1ﬁ1"]
 
     @functools.cached_property
@@ -148,7 +155,7 @@ class Vocabulary:
         """
         before = ""
         has_bytes = self._processor.is_byte(self._processor.piece_to_id("<0x41>"))
-        if self.composes and not has_bytes:
+        if self._keeps_form_c and not has_bytes:
             known = self._known_characters | {*SPACES, *decompose("".join(self._known_characters))}
             before = f"^|{any_of(known)}"
         return f"({before})(?:{any_of(self._unknown(IGNORABLE))})+"
@@ -161,10 +168,10 @@ class Vocabulary:
     def _unknown(self, characters: Sequence[str]) -> list[str]:
         """Returns the characters whose normal form is in no token.
 
-        Unless the vocabulary `composes`, characters that its rules drop are left to these.
+        Characters that other rules than those of form C drop are left to them.
         """
         known = self._known_characters
-        if self.composes:
+        if self._keeps_form_c:
             return [c for c in characters if compose(c) not in known]
         forms = self._processor.normalize([f"1{c}1" for c in characters])
         forms = [set(form.replace(WORD_START, "").strip("1")) - {" "} for form in forms]

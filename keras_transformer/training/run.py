@@ -19,6 +19,7 @@ import json
 import operator
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -248,6 +249,8 @@ class RunDirectory:
                     f"another process creates or trains the run in {self.path} now; wait for its "
                     "end, stop it, or give another --run_dir"
                 ) from error
+        for unfinished in self.path.glob("*/.writing-*"):  # by a killed process
+            shutil.rmtree(unfinished, ignore_errors=True)
         try:
             yield
         finally:

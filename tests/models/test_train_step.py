@@ -279,13 +279,15 @@ SUMMED, APART, WEIGHTED = (
         (dict(loss=[SUMMED], accumulation_steps=2), LABELS, "got the reduction sum"),
         (dict(loss_weights=[2.0]), LABELS, "the model has one loss"),
         (dict(loss="sparse_categorical_crossentropy"), LABELS, "takes probabilities"),
+        (dict(class_weight={5: 2.0}), LABELS, r"give sample_weight \[B, T\]"),
     ],
 )
 def test_impossible_options_losses_and_labels_are_rejected(model, options, labels, message):
     options = dict(loss=SmoothedCrossEntropy(), run_eagerly=True) | options
+    class_weight = options.pop("class_weight", None)
     with pytest.raises(InputError, match=message):
         model.compile("sgd", **options)
-        model.fit(INPUTS, labels, verbose=0)
+        model.fit(INPUTS, labels, class_weight=class_weight, verbose=0)
 
 
 @pytest.mark.parametrize("trainable", [True, False])

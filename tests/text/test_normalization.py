@@ -32,7 +32,7 @@ VOCABULARIES = {
     "package": lambda: Vocabulary.load(next(PACKAGE.glob("pretrained/*/source.model"))),
 }
 get_vocabulary = functools.cache(lambda name: VOCABULARIES[name]())
-COMPOSING = ["nfc", "bytes", "package"]
+COMPOSING = ["nfc", "nfkc", "bytes", "package"]
 
 
 @functools.cache
@@ -74,16 +74,18 @@ def test_canonically_equal_text_has_equal_ids(name):
         assert get_vocabulary(name).decode(ids) == [*map(visible, texts)]
 
 
+@pytest.mark.parametrize("normalization", ["nfc", "nfkc"])
 @pytest.mark.parametrize(
     "spellings",
     ["\u05d1\u05b0\u05bc \u05d1\u05bc\u05b0", "\u0643\u0651\u064e \u0643\u064e\u0651",
      "ệ e\u0323\u0302 e\u0302\u0323 ê\u0323 ẹ\u0302", "\u212b \xc5 A\u030a"],
 )  # fmt: skip
-def test_marks_in_any_order_are_one_text(spellings):
+def test_marks_in_any_order_are_one_text(spellings, normalization):
     first, *others = spellings.split(" ")
-    vocabulary = learn_vocabulary([first] * 60)
+    vocabulary = learn_vocabulary([first] * 60, normalization=normalization)
     ids = vocabulary.encode([first])
     assert vocabulary.encode(others) == ids * len(others) and UNK_ID not in ids[0]
+    assert Tokenizer(vocabulary).tokenize(others).to_list() == ids * len(others)
 
 
 @pytest.mark.parametrize("name", ["nfc", "nfkc", "identity", "bytes", "package"])
