@@ -74,32 +74,6 @@ def test_standard_output_is_appended_to(tmp_path):
     assert (tmp_path / "output").read_text() == "a\nbc\n"
 
 
-_WRITE_FOREVER = """
-import itertools, pathlib, shutil, sys
-from keras_transformer.files import atomic_folder, write_atomically
-path, digit = pathlib.Path(sys.argv[1]), sys.argv[2]
-for number in itertools.count():
-    write_atomically(path / "file", digit * 500_000)
-    with atomic_folder(path / f"folder-{digit}-{number}") as folder:
-        for name in "ab":
-            (folder / name).write_text(digit * 500_000)
-"""
-
-
-def test_killed_writers_leave_whole_files_and_folders(tmp_path):
-    command = [sys.executable, "-c", _WRITE_FOREVER, str(tmp_path)]
-    writers = [subprocess.Popen([*command, digit]) for digit in "012"]
-    while len(list(tmp_path.glob("folder-*"))) < 10:
-        if (tmp_path / "file").exists():
-            assert len((tmp_path / "file").read_text()) == 500_000
-    for writer in writers:
-        writer.kill()
-        writer.wait()
-    for path in tmp_path.glob("folder-*"):
-        contents = {(path / name).read_text() for name in "ab"}
-        assert contents == {path.name[len("folder-")] * 500_000}
-
-
 def test_folder_appears_at_the_end_or_not_at_all(tmp_path):
     with pytest.raises(KeyError), atomic_folder(tmp_path / "a" / "folder") as aside:
         (aside / "file").write_text("text")
@@ -137,23 +111,24 @@ def test_folder_appears_at_the_end_or_not_at_all(tmp_path):
     [bytes, gzip.compress, bz2.compress, lzma.compress],
     ids=lambda each: each.__module__,
 )
-def test_lines_end_at_newlines_only(tmp_path, content, lines, compress):
+def test_lines_end_at_newlines_only_in_files_and_pipes(tmp_path, content, lines, compress):
     (tmp_path / "text").write_bytes(compress(content.encode()))
     assert read_lines(tmp_path / "text") == lines
+    os.mkfifo(tmp_path / "fifo")
+    write = (tmp_path / "fifo").write_bytes
+    threading.Thread(target=write, args=[compress(content.encode())]).start()
+    assert read_lines(tmp_path / "fifo") == lines
 
 
-@pytest.mark.parametrize(("name", "open_"), [("text", open), ("text.gz", gzip.open)])
-def test_large_file_is_streamed(tmp_path, name, open_):
-    line, count = b"0123456789" * 1000 + b"\n", 2000  # 20 MB
-    with open_(tmp_path / name, "wb") as file:
-        file.writelines(itertools.repeat(line, count))
+def test_large_file_is_streamed(tmp_path):
+    with gzip.open(tmp_path / "text.gz", "wb") as file:
+        file.writelines(itertools.repeat(b"0123456789" * 1000 + b"\n", 2000))  # 20 MB
     tracemalloc.start()
     try:
-        assert sum(1 for _ in iterate_lines(tmp_path / name)) == count
-        _, peak = tracemalloc.get_traced_memory()
+        assert sum(1 for _ in iterate_lines(tmp_path / "text.gz")) == 2000
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:
         tracemalloc.stop()
-    assert peak < 4_000_000
 
 
 def _tar():
@@ -163,47 +138,33 @@ def _tar():
     return content.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("absent", None, "absent cannot be read .No such file"),
-        (".", None, "cannot be read .Is a directory"),
-        ("empty", b"", "empty is empty; expected"),
-        ("only_a_mark", b"\xef\xbb\xbf", "only_a_mark is empty; expected"),
-        ("empty.gz", gzip.compress(b""), r"empty\.gz is empty"),
-        ("latin1", "gut\nH\u00e4user\n".encode("latin-1"), "latin1, line 2: not UTF-8"),
-        ("cut.gz", gzip.compress(b"one\n" * 99)[:-12], r"cut\.gz cannot be read"),
-        ("bad.gz", gzip.compress(b"text")[:-9] + bytes(9), r"bad\.gz cannot be read"),
-        ("cut.xz", lzma.compress(b"one\n" * 99)[:-20], r"cut\.xz cannot be read"),
-        ("cut.bz2", bz2.compress(b"one\n" * 99)[:-5], r"cut\.bz2 cannot be read"),
-        ("text", b"\x28\xb5\x2f\xfd...", "text is compressed by zstd"),
-        ("text", b"PK\x03\x04...", "text is a zip archive"),
-        ("text", b"PAR1...", "text is a Parquet table"),
-        ("text", _tar(), "text is a tar archive"),
-        *(
-            (f"text{suffix}", compress(_tar()), f"text{suffix} is a tar archive")
-            for suffix, compress in (
-                (".tgz", gzip.compress), (".tar.bz2", bz2.compress), (".tar.xz", lzma.compress)
-            )
-        ),
-        ("text", b"one\n" + "two\n".encode("utf-16-le"), "text, line 2: a NUL byte"),
-        ("text", b"\n<?xml version='1.0'?>", "text is XML"),
-        *((name, b"text\n", "convert it") for name in ("a.CSV", "a.jsonl.gz", "a.tmx")),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",  # the same in all processes
-)  # fmt: skip
+UNUSABLE = [
+    ("absent", None, "cannot be read .No such file"),
+    (".", None, "cannot be read .Is a directory"),
+    ("only_a_mark", b"\xef\xbb\xbf", "only_a_mark is empty"),
+    ("empty.gz", gzip.compress(b""), r"empty\.gz is empty"),
+    ("latin1", "gut\nH\u00e4user\n".encode("latin-1"), "latin1, line 2: not UTF-8"),
+    ("utf16", b"one\n" + "two\n".encode("utf-16-le"), "utf16, line 2: a NUL byte"),
+    ("cut.gz", gzip.compress(b"one\n" * 99)[:-12], "cannot be read"),
+    ("bad.gz", gzip.compress(b"text")[:-9] + bytes(9), "cannot be read"),
+    ("cut.xz", lzma.compress(b"one\n" * 99)[:-20], "cannot be read"),
+    ("cut.bz2", bz2.compress(b"one\n" * 99)[:-5], "cannot be read"),
+    ("zstd", b"\x28\xb5\x2f\xfd...", "compressed by zstd"),
+    ("zip", b"PK\x03\x04...", "a zip archive"),
+    ("parquet", b"PAR1...", "a Parquet table"),
+    ("xml", b"\n<?xml version='1.0'?>", "XML"),
+    ("tar", _tar(), "a tar archive"),
+    ("text.tgz", gzip.compress(_tar()), "a tar archive"),
+    ("text.tar.bz2", bz2.compress(_tar()), "a tar archive"),
+    ("text.tar.xz", lzma.compress(_tar()), "a tar archive"),
+    *((name, b"text\n", "convert it") for name in ("a.CSV", "a.jsonl.gz", "a.tmx")),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), UNUSABLE, ids=[row[0] for row in UNUSABLE])
 def test_unusable_file_is_named_with_its_fault(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         read_lines(tmp_path / name)
-
-
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-def test_fifo_is_read(tmp_path, compress):
-    os.mkfifo(tmp_path / "fifo")
-    content = compress(b"one\ntwo\n")
-    writer = threading.Thread(target=(tmp_path / "fifo").write_bytes, args=[content])
-    writer.start()
-    assert read_lines(tmp_path / "fifo") == ["one", "two"]
-    writer.join()
+    assert str(tmp_path / name) in str(caught.value)

@@ -101,30 +101,22 @@ def test_has_bfloat16_needs_fast_cpu_instructions(monkeypatch, tmp_path, line, r
     assert host.has_bfloat16() is result
 
 
-@pytest.fixture
-def handlers():
-    """Handles Ctrl-C as in a terminal, and checks that all handlers are restored."""
-    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-    original = signal.signal(signal.SIGINT, signal.default_int_handler)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    assert [signal.getsignal(number) for number in numbers] == before
-    signal.signal(signal.SIGINT, original)
+def test_ignored_signals_stay_ignored_and_other_threads_catch_none():
+    original = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and `&` in scripts do
+    try:
+        with host.noted_signals() as received:
+            signal.raise_signal(signal.SIGINT)
+        assert received == [] and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        seen = []
 
+        def run():
+            with host.noted_signals():
+                seen.append(signal.getsignal(signal.SIGINT))
 
-def test_ignored_signals_stay_ignored_and_other_threads_catch_none(handlers):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as nohup and `&` in scripts do
-    with host.noted_signals() as received:
-        signal.raise_signal(signal.SIGINT)
-    assert received == []
-    assert signal.signal(signal.SIGINT, signal.default_int_handler) == signal.SIG_IGN
-
-    def run():
-        with host.noted_signals():
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    seen = []
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert seen == [signal.default_int_handler]
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert seen == [signal.default_int_handler]
+    finally:
+        signal.signal(signal.SIGINT, original)

@@ -27,28 +27,11 @@ from keras_transformer import (
     search,
 )
 from keras_transformer.errors import InputError
-from keras_transformer.layers import (
-    CrossAttention,
-    Decoder,
-    Encoder,
-    EncoderLayer,
-    PositionalEncoding,
-    UniversalDecoder,
-    UniversalEncoder,
-    WindowedSelfAttention,
-)
+from keras_transformer.layers import Decoder, Encoder
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROGRAM = pathlib.Path(__file__).with_name("other_backend.py")
-BACKENDS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            importlib.util.find_spec(name) is None, reason=f"needs {name}, which is not installed"
-        ),
-    )
-    for name in ("jax", "torch")
-]
+BACKENDS = [name for name in ("jax", "torch") if importlib.util.find_spec(name) is not None]
 UPDATES, ROWS = 12, 8
 SIZES = dict(vocabulary_size=30, model_dim=16, dropout=0.0)
 HEADS = dict(num_heads=2, feed_forward_dim=24)
@@ -56,11 +39,9 @@ CONFIGS = {
     "transformer": TransformerConfig(
         num_layers=1, positions="relative", decoder_attention_window=3, **HEADS, **SIZES
     ),
-    "recurrent": RecurrentConfig(
-        hidden_dim=12, intra_decoder_attention=True, **SIZES,
-    ),
+    "recurrent": RecurrentConfig(hidden_dim=12, intra_decoder_attention=True, **SIZES),
     "student": TransformerConfig(num_layers=1, decoder_mixer="ssru", **HEADS, **SIZES),
-    "universal": UniversalConfig(num_steps=2, **HEADS, **SIZES),
+    "universal": UniversalConfig(num_steps=2, positions="rotary", **HEADS, **SIZES),
 }  # fmt: skip
 slow = pytest.mark.slow
 every_model = pytest.mark.parametrize("name", CONFIGS)
@@ -77,24 +58,14 @@ def make_batches() -> dict[str, np.ndarray]:
 
 
 def make_layers() -> keras.Model:
-    """Layers in a functional model, with implicit masks of `Embedding`, and with scores."""
-    heads = dict(num_heads=2, key_dim=4, value_dim=6)
-    sizes = heads | dict(feed_forward_dim=12)
+    """Stacks in a functional model, with implicit masks of `Embedding`."""
+    sizes = dict(num_layers=2, feed_forward_dim=12, num_heads=2, key_dim=4, value_dim=6)
     source, target = keras.Input((None,), dtype="int32"), keras.Input((None,), dtype="int32")
-    embed, positions = keras.layers.Embedding(30, 8, mask_zero=True), PositionalEncoding(8)
-    x, y = positions(embed(source)), positions(embed(target))
-    scores = dict(return_attention_scores=True)
-    memory, own = Encoder(num_layers=2, norm_position="pre", **sizes)(x, **scores)
-    outputs = [
-        memory,
-        own,
-        EncoderLayer(positions="relative", **sizes)(x, use_causal_mask=True),
-        WindowedSelfAttention(window=3, positions="rotary", **heads)(x),
-        CrossAttention(**heads)(y, memory, **scores),
-        Decoder(num_layers=2, attention_window=3, **sizes)(y, memory),
-        UniversalDecoder(num_steps=2, **sizes)(y, UniversalEncoder(num_steps=2, **sizes)(x)),
-    ]
-    return keras.Model([source, target], keras.tree.flatten(outputs))
+    embed = keras.layers.Embedding(30, 8, mask_zero=True)
+    memory, scores = Encoder(norm_position="pre", **sizes)(
+        embed(source), return_attention_scores=True
+    )
+    return keras.Model([source, target], [memory, scores, Decoder(**sizes)(embed(target), memory)])
 
 
 def flat_weights(model: keras.Model) -> np.ndarray:
@@ -134,10 +105,9 @@ def folders(tmp_path_factory) -> dict[str, pathlib.Path]:
         model.compile(optimizer, SmoothedCrossEntropy(), metrics=metrics)
         model.optimizer.build(model.trainable_variables)
         model.save(common / f"{name}.keras")
-    installed = [name for name in ("jax", "torch") if importlib.util.find_spec(name) is not None]
     folders = {
         name: pathlib.Path(shutil.copytree(common, tmp_path_factory.mktemp("others") / name))
-        for name in installed
+        for name in BACKENDS
     }
     processes = [start(name, folder) for name, folder in folders.items()]
     inputs = {name: batches[name] for name in ("source", "target")}
@@ -160,9 +130,11 @@ def folders(tmp_path_factory) -> dict[str, pathlib.Path]:
     return folders | {"tensorflow": common}
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=("jax", "torch"))
 def results(request, folders):
     """Gives the results of a name on another backend."""
+    if request.param not in folders:
+        pytest.skip(f"needs {request.param}, which is not installed")
     return lambda name: dict(np.load(folders[request.param] / f"{name}.npz"))
 
 
@@ -174,7 +146,6 @@ def expected(folders):
 @slow
 def test_layers_of_a_functional_model_equal_tensorflow(results, expected):
     found, outputs = results("layers"), expected("layers")
-    assert len(outputs) == 9
     for name, output in outputs.items():
         np.testing.assert_allclose(found[name], output, rtol=0, atol=1e-5)
 

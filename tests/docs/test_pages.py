@@ -1,7 +1,6 @@
 """Pages run as printed and print what they show; some trainings are cut short."""
 
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -143,15 +142,3 @@ def test_other_tasks(trained, run_page, tmp_path):
         (tmp_path / f"{split}.mrg").write_text("".join(trees), encoding="utf-8")
         (tmp_path / f"{split}.txt").write_text("\n".join(nouns) + "\n", encoding="utf-8")
     run_page("docs/guides/tasks.md", tmp_path, short=_ONE_LAYER_AND_SHORT, replace=_SHORTER)
-
-
-def test_number_names_has_the_flags_of_the_quickstart():
-    script, page = (
-        re.search(r"train(?:\.py)? (--.*?)\n(?:\n|```)", (ROOT / path).read_text("utf-8"), re.S)[1]
-        for path in ("scripts/quickstart.sh", "docs/tutorials/number_names.md")
-    )
-    of_script, of_page = (
-        sorted(flag for flag in re.findall(r"--\w+=\S+", text) if "run_dir" not in flag)
-        for text in (script, page)
-    )
-    assert of_script == of_page

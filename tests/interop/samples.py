@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from keras_transformer.interop import read_model
 from keras_transformer.interop.foreign import ForeignModel, ImportOptions
-from keras_transformer.interop.reading import ids_to_tokens
+from keras_transformer.interop.reading import ids_to_tokens, read_pytorch
 from keras_transformer.interop.vocabularies import Symbols, sentencepiece_vocabulary
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
@@ -125,3 +126,41 @@ def some_ids(*lengths):
     """Gives random tokens, none of them reserved."""
     generator = np.random.default_rng(2)
     return [generator.integers(EOS + 1, 30, size=length).tolist() for length in lengths]
+
+
+# Changes of a sample's folder
+
+
+def with_values(file, **changes):
+    """Changes values of a JSON file."""
+
+    def change(folder):
+        values = json.loads((folder / file).read_text(encoding="utf-8")) | changes
+        (folder / file).write_text(json.dumps(values), encoding="utf-8")
+
+    return change
+
+
+def with_tensors(change):
+    """Changes the tensors of a model of transformers."""
+
+    def change_folder(folder):
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change_folder
+
+
+def with_state(change):
+    """Changes a checkpoint of fairseq, or what is in the state."""
+
+    def change_folder(folder):
+        import torch
+
+        (path,) = folder.glob("checkpoint_*.pt")
+        state = read_pytorch(path)
+        change(state)
+        torch.save(state, path)
+
+    return change_folder

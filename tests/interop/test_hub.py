@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from fake_hub import COMMIT, NAME, FakeHub
+from fake_hub import COMMIT, GATED, NAME, FakeHub
 
 from keras_transformer.errors import InputError
 from keras_transformer.interop import hub, import_run, read_model
@@ -74,7 +74,7 @@ def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_p
             (tmp_path / name / "config.json").write_text(f'{{"model_type": "{config}"}}')
     for name, revision, message in (
         ("Helsinki-NLP/opus-mt-en-dee", None, "no file or folder .*-dee, and no config.json of ht"),
-        ("someone/gated", None, "no config.json of http.*/someone/gated .*gated repo"),
+        (GATED, None, "no config.json of http.*/someone/gated .*gated repo"),
         (NAME, "v9", "no config.json of .* Revision Not Found"),
         ("some/bert", None, "model_type is 'bert', and of the models of transformers only"),
         ("some/empty", None, "some/empty has no config.json"),

@@ -1,20 +1,17 @@
 """Imported models compute, search, export and train as in their own toolkits."""
 
 import json
-import pathlib
-import shutil
 
 import numpy as np
 import pytest
 import samples
 import tensorflow as tf
-from safetensors.numpy import load_file, save_file
+from samples import with_state, with_tensors, with_values
 
 from keras_transformer.config import BOS_ID, PAD_ID, DataConfig, SearchConfig, TrainingConfig
 from keras_transformer.data.corpus import ParallelText
 from keras_transformer.interop import import_run, read_model
 from keras_transformer.interop.foreign import ImportOptions
-from keras_transformer.interop.reading import read_pytorch
 from keras_transformer.interop.transformers import export_transformers
 from keras_transformer.search.model_search import number_settings, search_model
 from keras_transformer.text import Tokenizer
@@ -23,18 +20,6 @@ from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.trainer import train
 
 FAST = ("hf_marian", "fairseq_pre_gelu", "ct2_int8")
-
-
-@pytest.fixture
-def copy(sample_model, tmp_path):
-    """Gives a copy of a sample that a test may change."""
-
-    def copy(name):
-        if name in samples.NEEDS_TORCH:
-            pytest.importorskip("torch", reason="needs the package torch")
-        return pathlib.Path(shutil.copytree(sample_model(name), tmp_path / name))
-
-    return copy
 
 
 # Each sample against the outputs of its own toolkit
@@ -202,44 +187,21 @@ def test_padding_is_in_the_softmax_only_of_models_trained_with_it(
 # Files that no sample has: each is a change that leaves the model as it is
 
 
-def with_tensors(change):
-    """Changes the tensors of a model of transformers."""
-
-    def change_folder(folder):
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-    return change_folder
-
-
 def with_table_named(name):
     return with_tensors(lambda tensors: tensors.update({name: tensors.pop(SHARED)}))
 
 
-def with_state(change):
-    """Changes a checkpoint of fairseq."""
-
-    def change_folder(folder):
-        import torch
-
-        path = folder / "checkpoint_last.pt"
-        state = read_pytorch(path)
-        change(state, torch)
-        torch.save(state, path)
-
-    return change_folder
-
-
-def join_projections(state, torch):
+def join_projections(state):
     """As older versions of fairseq store them."""
+    import torch
+
     model = state["model"]
     for name in [name for name in model if "_attn.q_proj." in name]:
         parts = [model.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
         model[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
 
 
-def leave_task_options(state, torch):
+def leave_task_options(state):
     """A task's options are those that the model's leave out, and no others."""
     state["cfg"]["model"].source_lang = state["cfg"]["model"].target_lang = None
     task = {"source_lang": "en", "target_lang": "de", "encoder_layers": 6}
@@ -339,8 +301,7 @@ def test_search_options_are_taken_over_or_noted(name, options, search, noted, co
         (folder / "generation_config.json").write_text(json.dumps(options))
     else:
         (folder / "generation_config.json").unlink()
-        config = json.loads((folder / "config.json").read_text()) | {"num_beams": 4}
-        (folder / "config.json").write_text(json.dumps(config))
+        with_values("config.json", num_beams=4)(folder)
     model = read_model(folder)
     assert model.search.items() >= search.items()
     notes = [each for each in model.notes if not each.startswith(("Begin a sentence", "The text"))]
@@ -349,8 +310,7 @@ def test_search_options_are_taken_over_or_noted(name, options, search, noted, co
 
 def test_language_codes_are_noted_and_the_start_token_is_read(copy):
     folder = copy("hf_marian")
-    path = folder / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder_start_token_id": 12}))
+    with_values("generation_config.json", decoder_start_token_id=12)(folder)
     model = read_model(folder)
     assert model.notes == ["Begin a sentence with the code of a language: >>deu<<, >>nld<<."]
     assert (model.source.start, model.source.order[:4]) == (12, [777, 1, 12, 0])
@@ -366,7 +326,7 @@ def test_fine_tuning_starts_at_the_toolkits_loss(sample_model, tmp_path):
     text = ParallelText([each["source"] for each in entries], [each["target"] for each in entries])
     data = DataConfig(train_source="oracle", train_target="oracle")
     training = TrainingConfig(
-        train_steps=200, checkpoint_steps=200, batch_tokens=1000, learning_rate=1e-3,
+        train_steps=60, checkpoint_steps=60, batch_tokens=1000, learning_rate=2e-3,
         warmup_steps=20, label_smoothing=0.0, validation_time_share=0.0,
     )  # fmt: skip
     configs = origin.configs()._replace(data=data, training=training)

@@ -1,9 +1,7 @@
 """Files with flipped bits and files cut short: an error, or the model that they hold."""
 
 import functools
-import pathlib
 import random
-import shutil
 
 import numpy as np
 import pytest
@@ -61,13 +59,11 @@ def transformer(config):
 
 
 @pytest.mark.parametrize(("name", "file"), WEIGHTS + OTHERS)
-def test_damaged_files_are_rejected_or_read(name, file, sample_model, tmp_path, monkeypatch):
-    if name in samples.NEEDS_TORCH:
-        pytest.importorskip("torch", reason="needs the package torch")
+def test_damaged_files_are_rejected_or_read(name, file, copy, monkeypatch):
     is_weights = (name, file) in WEIGHTS
     if is_weights:  # vocabularies take longest
         monkeypatch.setattr(foreign, "make_vocabularies", lambda *_: (ANY_VOCABULARY,) * 2)
-    folder = pathlib.Path(shutil.copytree(sample_model(name), tmp_path / name))
+    folder = copy(name)
     path, options = folder / file, samples.import_options(folder)
     content, (format_name, *_) = path.read_bytes(), samples.SAMPLES[name]
     original = read_model(folder, format_name, options)

@@ -1,20 +1,17 @@
 """What cannot be imported is rejected in one line, and nothing is left of it."""
 
-import json
 import os
 import re
-import shutil
 import sys
 
 import numpy as np
 import pytest
 import samples
-from safetensors.numpy import load_file, save_file
+from samples import with_state, with_tensors, with_values
 
 from keras_transformer.errors import InputError
 from keras_transformer.interop import import_run, read_model
 from keras_transformer.interop.foreign import ImportOptions
-from keras_transformer.interop.reading import read_pytorch
 
 # Changes of a sample's folder
 
@@ -29,25 +26,6 @@ def without(file):
 
 def with_text(file, text):
     return lambda folder: (folder / file).write_text(text)
-
-
-def with_values(file, **changes):
-    def change(folder):
-        values = json.loads((folder / file).read_text(encoding="utf-8")) | changes
-        (folder / file).write_text(json.dumps(values), encoding="utf-8")
-
-    return change
-
-
-def with_tensors(**changes):
-    """Replaces tensors of a sample of transformers, or removes those that are None."""
-
-    def change(folder):
-        tensors = load_file(folder / "model.safetensors") | changes
-        rest = {name: value for name, value in tensors.items() if value is not None}
-        save_file(rest, folder / "model.safetensors")
-
-    return change
 
 
 def with_marian_options(**changes):
@@ -65,14 +43,7 @@ def with_marian_options(**changes):
 
 
 def with_fairseq_options(**changes):
-    def change(folder):
-        import torch
-
-        state = read_pytorch(folder / "checkpoint_best.pt")
-        vars(state["args"]).update(changes)
-        torch.save(state, folder / "checkpoint_best.pt")
-
-    return change
+    return with_state(lambda state: vars(state["args"]).update(changes))
 
 
 class Hostile:
@@ -94,6 +65,13 @@ def with_bytes_for_letters(folder):
 
 
 _NORM = "model.encoder.layers.0.final_layer_norm.weight"
+_ROUTER = "model.encoder.router.weight"
+
+
+def with_norm(values):
+    return with_tensors(lambda tensors: tensors.update({_NORM: values}))
+
+
 # A sample, what is done to its folder, and what the line says.
 CASES = {
     # Files
@@ -128,14 +106,14 @@ CASES = {
         "the id of start is 778, of 778 tokens"),
     # Tensors
     "a tensor of another size": (
-        "hf_marian", with_tensors(**{_NORM: np.ones(31)}), "is (31,) instead of (32,)"),
+        "hf_marian", with_norm(np.ones(31, np.float32)), "is (31,) instead of (32,)"),
     "a tensor that is missing": (
-        "hf_marian", with_tensors(**{_NORM: None}), f"lacks the tensor {_NORM}"),
+        "hf_marian", with_tensors(lambda tensors: tensors.pop(_NORM)), f"lacks the tensor {_NORM}"),
     "a tensor that is left over": (
-        "hf_marian", with_tensors(**{"model.encoder.router.weight": np.ones(3)}),
-        "tensors that this package does not support, such as model.encoder.router.weight"),
+        "hf_marian", with_tensors(lambda tensors: tensors.update({_ROUTER: np.ones(3)})),
+        f"tensors that this package does not support, such as {_ROUTER}"),
     "a tensor that is not finite": (
-        "hf_marian", with_tensors(**{_NORM: np.full(32, np.nan)}), "is not finite"),
+        "hf_marian", with_norm(np.full(32, np.nan)), "is not finite"),
     # Options
     "no heads": (
         "opennmt_tf", as_it_is, "give --num_heads (8", ImportOptions(vocabularies=("a", "b"))),
@@ -167,12 +145,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rejected_folders_leave_no_run(case, sample_model, tmp_path, monkeypatch):
+def test_rejected_folders_leave_no_run(case, copy, tmp_path, monkeypatch):
     name, change, expected, *options = CASES[case]
-    if name in samples.NEEDS_TORCH:
-        pytest.importorskip("torch", reason="needs the package torch")
     monkeypatch.chdir(tmp_path)
-    folder = shutil.copytree(sample_model(name), tmp_path / name)
+    folder = copy(name)
     change(folder)
     with pytest.raises(InputError) as caught:
         model = read_model(folder, None, *options or [samples.import_options(folder)])

@@ -108,8 +108,11 @@ def test_ensemble_with_a_transformer_steps_as_it_calls(name):
     check_coverage(both, state)
 
 
-@pytest.mark.parametrize(("policy", "error"), [("bfloat16", 0.05), ("mixed_float16", 0.008)])
-@every_case
+@pytest.mark.parametrize(
+    ("name", "policy", "error"),
+    [(name, "bfloat16", 0.05) for name in CONFIGS]
+    + [(name, "mixed_float16", 0.008) for name in VARIANTS],
+)
 def test_half_precision_is_close_to_float32(name, policy, error):
     if name == "bag":  # Keras's initializer of a GRU knows no bfloat16
         policy = f"mixed_{policy.removeprefix('mixed_')}"
