@@ -23,7 +23,7 @@ def _run(*command, cwd, **environment):
     done = subprocess.run(
         list(map(str, command)),
         cwd=cwd,
-        env=os.environ | environment,
+        env=os.environ | {"PYTHONPATH": ""} | environment,  # what is installed, not this tree
         capture_output=True,
         text=True,
         timeout=600,

@@ -12,7 +12,7 @@ import re
 import ssl
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import grpc
@@ -31,10 +31,10 @@ HTTP_STATUS = {
 
 
 class FaultError(Exception):
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(code, message)
-        self.code = code
-        self.message = message
+    """A failure: the name of a gRPC code, and a text."""
+
+    code = property(lambda self: self.args[0])
+    message = property(lambda self: self.args[1])
 
 
 class Request(NamedTuple):
@@ -48,29 +48,23 @@ class Model:
     each version a function from a signature and inputs to outputs, all of them lists by name.
     """
 
-    def __init__(
-        self,
-        signatures: dict[str, dict[str, str]],
-        predict: Callable[[str, dict[str, list[Any]]], dict[str, Any]],
-        name: str = "translator",
-    ) -> None:
+    def __init__(self, signatures: Any, predict: Any, name: str = "translator") -> None:
         self.name = name
-        self.signatures = dict(signatures)
+        self.signatures: dict[str, dict[str, str]] = dict(signatures)
         self.versions = {1: predict}
         self.requests: list[Request] = []
-        self.faults: list[FaultError | None] = []  # of the next requests
+        self.faults: list[FaultError] = []  # of the next requests
         self.rejection: FaultError | None = None  # of requests with a text "bad"
         self.may_answer = threading.Event()  # clear it to keep requests waiting
         self.may_answer.set()
         self.headers: dict[str, str] = {}  # of the latest request
         self.required_headers: dict[str, str] = {}
 
-    def authenticate(self, headers: Iterable[tuple[str, str]]) -> None:
+    def find(self, headers: Iterable[tuple[str, str]], name: str, version: int | None) -> int:
+        """Returns the version that a request with these headers is for."""
         self.headers = {name.lower(): value for name, value in headers}
         if not self.required_headers.items() <= self.headers.items():
             raise FaultError("UNAUTHENTICATED", "a valid token is required")
-
-    def find(self, name: str, version: int | None) -> int:
         version = max(self.versions, default=0) if version is None else version
         if name != self.name or version not in self.versions:
             raise FaultError("NOT_FOUND", f"Servable not found for request: {name}, {version}")
@@ -154,8 +148,8 @@ def serve_grpc(model: Model, port: int = 0, tls: Any = None) -> Iterator[str]:
 @contextlib.contextmanager
 def serve_rest(model: Model, port: int = 0, tls: Any = None) -> Iterator[str]:
     """Serves a model over REST while the context lasts, see `serve_grpc`."""
-    handler = type("Handler", (_RestHandler,), {"model": model})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _RestHandler)
+    server.model = model
     server.handle_error = lambda *_: None  # clients that leave or fail the handshake
     if tls is not None:
         chain, key, authority = tls
@@ -216,33 +210,33 @@ class _GrpcService:
         spec = request.model_spec
         version = spec.version.value if spec.HasField("version") else None
         try:
-            self._model.authenticate(context.invocation_metadata())
-            yield self._model.find(spec.name, version)
+            yield self._model.find(context.invocation_metadata(), spec.name, version)
         except FaultError as fault:
             context.abort(grpc.StatusCode[fault.code], fault.message)
 
 
 class _RestHandler(http.server.BaseHTTPRequestHandler):
-    model: Model
     protocol_version = "HTTP/1.1"  # keeps connections, as TensorFlow Serving does
 
     def do_GET(self) -> None:
+        self.model: Model = self.server.model
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         pattern = r"/v1/models/([^/:]+)(?:/versions/(\d+))?(:predict|/metadata)?"
+        name, version, action = re.fullmatch(pattern, self.path).groups()
         try:
-            self.model.authenticate(self.headers.items())
-            name, version, action = re.fullmatch(pattern, self.path).groups()
             if action is None:
-                answer = self._status()
+                states = [
+                    {"version": str(each), "state": "AVAILABLE"} for each in self.model.versions
+                ]
+                answer = {"model_version_status": states}
             else:
-                number = self.model.find(
-                    urllib.parse.unquote(name), int(version) if version else None
-                )
-                answer = self._metadata() if body == b"" else self._predict(number, body)
+                version = int(version) if version else None
+                version = self.model.find(self.headers.items(), urllib.parse.unquote(name), version)
+                answer = self._metadata() if body == b"" else self._predict(version, body)
             self._send(200, json.dumps(answer).encode())
         except FaultError as fault:
             # Escaped as C does it: \' is no JSON.
-            message = fault.message.replace("\\", "\\\\").replace('"', '\\"').replace("'", "\\'")
+            message = re.sub(r"""([\\"'])""", r"\\\1", fault.message)
             self._send(HTTP_STATUS[fault.code], b'{ "error": "%b" }' % message.encode())
 
     def _send(self, status: int, body: bytes) -> None:
@@ -270,10 +264,6 @@ class _RestHandler(http.server.BaseHTTPRequestHandler):
                 raise FaultError("INVALID_ARGUMENT", f"{name} is not of expected type: {dtype}")
         outputs = self.model.predict(version, signature, inputs)
         return {"outputs": outputs if len(outputs) != 1 else next(iter(outputs.values()))}
-
-    def _status(self) -> Any:
-        versions = [{"version": str(each), "state": "AVAILABLE"} for each in self.model.versions]
-        return {"model_version_status": versions}
 
     do_POST = do_GET  # noqa: N815  (the name that Python looks up)
 

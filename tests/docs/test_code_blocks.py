@@ -7,6 +7,8 @@ import re
 import pytest
 from helpers import user_modules
 
+from keras_transformer.commands.main import COMMANDS
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PAGES = ["README.md", "BUILD_NOTES.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(
     page.relative_to(_ROOT).as_posix()
@@ -29,9 +31,9 @@ def _read(page):
 @pytest.fixture
 def flags(call, known=set()):  # noqa: B006  (collected once)
     """The flags of all commands."""
-    for path in [] if known else (_ROOT / "scripts").glob("*.py"):
+    for command in () if known else COMMANDS:
         with user_modules():
-            text = call(path.name, "--help").out
+            text = call(f"{command}.py", "--help").out
         for no, name in re.findall(r"^  --(\[no\])?(\w+):", text, re.M):
             known |= {name, f"no{name}"} if no else {name}
     return known

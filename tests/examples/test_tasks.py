@@ -1,8 +1,6 @@
 """Tasks of one file: they read their files and count by category; the guide trains one."""
 
-import importlib
 import pathlib
-import sys
 
 import pytest
 import tensorflow as tf
@@ -12,36 +10,28 @@ from keras_transformer.config import DataConfig
 from keras_transformer.errors import InputError
 from keras_transformer.training.prepare import make_vocabularies
 
-_EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 _DATA = pathlib.Path(__file__).parents[1] / "data"
 
-
-@pytest.fixture(autouse=True)
-def path_to_examples(monkeypatch):
-    """A test loads the tasks anew, and they are gone afterwards."""
-    with user_modules():
-        monkeypatch.syspath_prepend(str(_EXAMPLES))
-        yield
-    for name in ("inflection", "semantic_parsing"):
-        sys.modules.pop(name, None)
+with user_modules():  # the tasks are not registered for other tests
+    import inflection
+    import semantic_parsing
 
 
 def test_inflection_reads_lemmas_features_and_forms(tmp_path):
-    inflection = importlib.import_module("inflection")
     (tmp_path / "deu").write_text(" Hund \t Hundes \tN;;SG;\n\ngo out\twent out\tV;PST\n")
     assert list(inflection.InflectionFile(tmp_path / "deu")) == [
         ("Hund ;N ;SG", "Hundes"), ("go out ;V ;PST", "went out"),
     ]  # fmt: skip
     texts = ["go out\tV;PST", "go out\t V ; PST", "go out ;V ; ;PST ;"]
-    found = inflection.Inflection().read_text(tf.constant(texts)).numpy().tolist()
-    assert found == [b"go out ;V ;PST"] * 3
+    read = inflection.Inflection().read_text(tf.constant(texts)).numpy().tolist()
+    assert read == [b"go out ;V ;PST"] * 3
     (tmp_path / "answers").write_text("Hund\tHundes\tN;GEN\nHunde\n\n")
     answers = inflection.Inflection().read_answers(tmp_path / "answers")
     assert answers == ["Hundes", "Hunde", ""]
 
 
 def test_tokens_are_characters_and_features():
-    task = importlib.import_module("inflection").Inflection()
+    task = inflection.Inflection()
     data = DataConfig(train_file=str(_DATA / "inflection" / "kat.train"), **task.default_data)
     source, target = make_vocabularies(data, task)
     assert source is target
@@ -52,7 +42,6 @@ def test_tokens_are_characters_and_features():
 
 
 def test_forms_are_counted_by_overlap_as_the_shared_task_does(tmp_path):
-    inflection = importlib.import_module("inflection")
     (tmp_path / "train").write_text("walk\twalked\tV;PST\nsing\tsings\tV;SG;3\n")
     task = inflection.Inflection(overlap_with=str(tmp_path / "train"))
     sources = ["walk ;V ;SG ;3", "walk ;V ;PTCP", "go\tV;PST", "go ;N ;PL", ""]
@@ -67,9 +56,8 @@ def test_forms_are_counted_by_overlap_as_the_shared_task_does(tmp_path):
 
 
 def test_commands_and_logical_forms_are_counted_by_category():
-    semantic_parsing = importlib.import_module("semantic_parsing")
-    scan = list(semantic_parsing.SemanticParsingFile(_DATA / "scan" / "simple.train.txt"))
-    assert ("walk", "I_WALK") in scan
+    scan = semantic_parsing.SemanticParsingFile(_DATA / "scan" / "simple.train.txt")
+    assert ("walk", "I_WALK") in list(scan)
     path = _DATA / "cogs" / "gen.tsv"
     sources, references, names = zip(*semantic_parsing.read_columns(path), strict=True)
     task = semantic_parsing.SemanticParsing(categories_of=str(path))
@@ -80,16 +68,16 @@ def test_commands_and_logical_forms_are_counted_by_category():
 
 
 @pytest.mark.parametrize(
-    ("module", "reader", "line"),
+    ("reader", "lines"),
     [
-        *(("inflection", "InflectionFile", line) for line in
-          ("Hund\tHundes", "a\t\tN", "a\tb\tN\tX", "a;\tb\tN", "Hund\tN;GEN;SG\tHundes")),
-        *(("semantic_parsing", "SemanticParsingFile", line) for line in
-          ("IN: walk", "walk\tWALK", "a\t\tb")),
+        (inflection.InflectionFile,
+         ["Hund\tHundes", "a\t\tN", "a\tb\tN\tX", "a;\tb\tN", "Hund\tN;GEN;SG\tHundes"]),
+        (semantic_parsing.SemanticParsingFile, ["IN: walk", "walk\tWALK", "a\t\tb"]),
     ],
 )  # fmt: skip
-def test_malformed_line_is_reported(tmp_path, module, reader, line):
-    (tmp_path / "file").write_text(f"\n{line}\n")
-    with pytest.raises(InputError, match="line 2: expected ") as caught:
-        list(getattr(importlib.import_module(module), reader)(tmp_path / "file"))
-    assert f"got {line!r}" in str(caught.value)
+def test_malformed_lines_are_reported(tmp_path, reader, lines):
+    for line in lines:
+        (tmp_path / "file").write_text(f"\n{line}\n")
+        with pytest.raises(InputError, match="line 2: expected ") as caught:
+            list(reader(tmp_path / "file"))
+        assert f"got {line!r}" in str(caught.value)
