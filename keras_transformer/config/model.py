@@ -183,7 +183,7 @@ def _own_presets(config: type[ModelConfig]) -> Mapping[str, Preset]:
     return vars(config).get("PRESETS", {})
 
 
-Positions = Literal["sinusoidal", "concatenated", "halves", "learned", "relative", "rotary"]
+Positions = Literal["sinusoidal", "concatenated", "halves", "learned", "relative"]
 _ABSOLUTE = ("sinusoidal", "concatenated", "halves", "learned")
 
 
@@ -222,8 +222,7 @@ class TransformerLayersConfig(ModelConfig):
         '"sinusoidal" interleaves sine and cosine (3.5); "concatenated" puts all sines '
         'before all cosines (tensor2tensor, OpenNMT, fairseq, Marian); "halves" does so with '
         'the frequencies of 3.5 (Hugging Face); "learned" is a table (Table 3, row E); '
-        '"relative" (Shaw et al. 2018) and "rotary" (Su et al. 2021) give self-attention '
-        "distances instead.",
+        '"relative" gives self-attention distances instead (Shaw et al. 2018).',
     )
     max_relative_distance: int = option(
         16,
@@ -257,14 +256,6 @@ class TransformerLayersConfig(ModelConfig):
                 f"first_position must be below max_positions {self.max_positions}, got "
                 f"{self.first_position}"
             )
-        key_dim = self.key_dim or self.model_dim // self.num_heads
-        if key_dim % 2 and self.positions == "rotary":
-            raise InputError(f"key_dim must be even for rotary positions, got {key_dim}")
-
-    @property
-    def attention_positions(self) -> Literal["relative", "rotary"] | None:
-        """The kind of positions in self-attention; None where embeddings have them."""
-        return self.positions if self.positions in ("relative", "rotary") else None
 
 
 @add_architecture

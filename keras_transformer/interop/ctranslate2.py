@@ -92,8 +92,8 @@ def export_ctranslate2(
     translations at `max_decoding_length`.
 
     Args:
-        model: a single Transformer; a window, relative or rotary positions,
-            and keys and values of different widths cannot be written.
+        model: a single Transformer; a window, relative positions, and keys and values of different
+            widths cannot be written.
         source, target: the vocabularies.
         folder: a path that does not exist.
         quantization: how weights are stored: None or "float32" as they are, or "int8", "int16",

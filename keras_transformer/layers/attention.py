@@ -9,16 +9,15 @@ U value dimension of a head; while decoding, W hypotheses a sentence, whose newe
 place of the T queries, and t tokens read so far.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_transformer.decoding import Tensor
-from keras_transformer.errors import check_choice
 from keras_transformer.layers.base import Layer, ReadsMemory, full_precision, softmax
 from keras_transformer.layers.dropout import Dropout
-from keras_transformer.layers.embedding import relative_scores, relative_values, rotate
+from keras_transformer.layers.embedding import relative_scores, relative_values
 from keras_transformer.layers.kv_cache import (
     KeysValues,
     KVCache,
@@ -131,9 +130,8 @@ class SelfAttention(ScaledDotProductAttention):
 
     Args:
         num_heads, key_dim, value_dim, dropout, use_bias: see `ScaledDotProductAttention`.
-        positions: how attention knows distances: "relative" (Shaw et al. 2018), "rotary" (Su et al.
-            2021; needs an even key_dim), or None if the embeddings hold positions.
-        max_relative_distance: the largest distance that "relative" distinguishes.
+        max_relative_distance: the largest distance that relative positions (Shaw et al. 2018)
+            distinguish; None if the embeddings hold positions.
     """
 
     window: int | None = None  # of `WindowedSelfAttention`
@@ -144,14 +142,10 @@ class SelfAttention(ScaledDotProductAttention):
         num_heads: int,
         key_dim: int,
         value_dim: int,
-        positions: Literal["relative", "rotary"] | None = None,
-        max_relative_distance: int = 16,
+        max_relative_distance: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(num_heads=num_heads, key_dim=key_dim, value_dim=value_dim, **kwargs)
-        if positions is not None:
-            check_choice("positions", positions, ("relative", "rotary"))
-        self.positions = positions
         self.max_relative_distance = max_relative_distance
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -161,7 +155,7 @@ class SelfAttention(ScaledDotProductAttention):
         self.output_projection = self._dense(
             model_dim, "output", (None, None, self.num_heads * self.value_dim)
         )
-        if self.positions == "relative":
+        if self.max_relative_distance is not None:
             distances = 2 * self.max_relative_distance + 1
             self.relative_keys, self.relative_values = (
                 self.add_weight(name=f"relative_{name}", shape=(distances, dim), autocast=False)
@@ -207,7 +201,7 @@ class SelfAttention(ScaledDotProductAttention):
         times = ops.arange(ops.shape(x)[1])
         if use_causal_mask:
             bias = hide(bias, causal_mask(ops.shape(x)[1]))
-        query, keys, values = self._project(x, times)
+        query, keys, values = self._project(x)
         distances = self._if_relative(times[None, :] - times[:, None])
         heads, weights = self._attend(query, keys, values, bias, training, distances)
         return merge_heads(heads), weights
@@ -243,7 +237,7 @@ class SelfAttention(ScaledDotProductAttention):
         if score_bias is None:
             score_bias = sequence_bias(kv_cache.keys, time, self.window)
         num_hypotheses = 1 if score_bias is None else score_bias.shape[2]  # W
-        query, *new = self._project(x, time, num_hypotheses)
+        query, *new = self._project(x, num_hypotheses)
         pairs = zip(kv_cache, new, strict=True)
         kv_cache = KVCache(*(slots.append(entries, time) for slots, entries in pairs))
         keys, values, first, kv_cache = self._visible(kv_cache, time, num_hypotheses)
@@ -265,22 +259,18 @@ class SelfAttention(ScaledDotProductAttention):
         )
         return KVCache(keys, values)
 
-    def _project(self, x: Tensor, times: Tensor | int, length: int | None = None) -> list[Tensor]:
-        """Returns query, keys and values [B, H, T, K or U] of the tokens x at these `times`.
+    def _project(self, x: Tensor, length: int | None = None) -> list[Tensor]:
+        """Returns query, keys and values [B, H, T, K or U] of the tokens x.
 
         x is [B, T, D], or rows [B * T, D] with T = `length`.
         """
         projected = self.projection(x)
         if self.key_dim == self.value_dim:  # the heads of all three at once
             heads = split_heads(projected, 3 * self.num_heads, length)
-            query, keys, values = ops.split(heads, 3, axis=1)
-        else:
-            keys_end = 2 * self.num_heads * self.key_dim
-            parts = ops.split(projected, [keys_end // 2, keys_end], axis=-1)
-            query, keys, values = (split_heads(part, self.num_heads, length) for part in parts)
-        if self.positions == "rotary":
-            query, keys = rotate(query, times), rotate(keys, times)
-        return [query, keys, values]
+            return list(ops.split(heads, 3, axis=1))
+        keys_end = 2 * self.num_heads * self.key_dim
+        parts = ops.split(projected, [keys_end // 2, keys_end], axis=-1)
+        return [split_heads(part, self.num_heads, length) for part in parts]
 
     def _visible(
         self, kv_cache: KVCache, time: Tensor | int, num_hypotheses: int
@@ -292,7 +282,7 @@ class SelfAttention(ScaledDotProductAttention):
 
     def _if_relative(self, distances: Tensor) -> Tensor | None:
         """Returns the distances from queries to keys if relative positions need them."""
-        return distances if self.positions == "relative" else None
+        return None if self.max_relative_distance is None else distances
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -1,4 +1,4 @@
-"""Token embeddings (3.4) and positions: encodings added to them (3.5), relative and rotary ones.
+"""Token embeddings (3.4) and positions: encodings added to them (3.5), and relative ones.
 
 Shapes: B batch, T positions or queries, S keys, D model dimension, V vocabulary, K key and U value
 dimension of a head, k the largest relative distance that is distinguished.
@@ -88,20 +88,13 @@ def sinusoids(
     check_choice("layout", layout, ("sinusoidal", "concatenated", "halves"))
     num_rates = model_dim // 2
     steps = max(num_rates - 1, 1) if layout == "concatenated" else num_rates
-    sines, cosines = _sines_and_cosines(positions, num_rates, steps, dtype)  # [..., D/2]
+    rates = ops.exp(ops.arange(num_rates, dtype=dtype) * (-math.log(10000.0) / steps))
+    angles = ops.expand_dims(ops.cast(positions, dtype), -1) * rates  # [..., D/2]
+    sines, cosines = ops.sin(angles), ops.cos(angles)
     if layout != "sinusoidal":
         return ops.concatenate([sines, cosines], axis=-1)
     pairs = ops.stack([sines, cosines], axis=-1)  # [..., D/2, 2]
     return ops.reshape(pairs, (*ops.shape(positions), model_dim))
-
-
-def _sines_and_cosines(
-    positions: Tensor, num_rates: int, steps: int, dtype: str
-) -> tuple[Tensor, Tensor]:
-    """Returns sine and cosine, [..., rates], of positions [...] * 10000^(-rate / steps)."""
-    rates = ops.exp(ops.arange(num_rates, dtype=dtype) * (-math.log(10000.0) / steps))
-    angles = ops.expand_dims(ops.cast(positions, dtype), -1) * rates
-    return ops.sin(angles), ops.cos(angles)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -202,24 +195,3 @@ def _rows(table: Tensor, distances: Tensor, like: Tensor) -> Tensor:
     # Cast after the lookup: the gradient of a row is a sum over many pairs of positions, which half
     # precision rounds away.
     return ops.cast(ops.take(table, numbers, axis=0), like.dtype)
-
-
-def rotate(x: Tensor, positions: Tensor) -> Tensor:
-    """Turns each pair of dimensions (2i, 2i + 1) by position * 10000^(-2i / K).
-
-    Su et al. 2021, 3.2.2, eq. 15: the product of a turned query and a turned key depends only on
-    their distance.
-
-    Args:
-        x: [..., K], K even.
-        positions: int, broadcasts to x.shape[:-1].
-
-    Returns:
-        [..., K], computed in float32 at least and rounded to x's dtype.
-    """
-    num_pairs, dtype = x.shape[-1] // 2, full_precision(x.dtype)
-    sines, cosines = _sines_and_cosines(positions, num_pairs, num_pairs, dtype)  # [..., K/2]
-    pairs = ops.reshape(ops.cast(x, dtype), (*ops.shape(x)[:-1], num_pairs, 2))
-    first, second = pairs[..., 0], pairs[..., 1]
-    turned = [first * cosines - second * sines, first * sines + second * cosines]
-    return ops.cast(ops.reshape(ops.stack(turned, axis=-1), ops.shape(x)), x.dtype)

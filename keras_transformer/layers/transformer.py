@@ -106,7 +106,7 @@ class TransformerLayer(Layer):
         num_heads, key_dim, value_dim: see `SelfAttention`. attention_dropout: its `dropout`.
         attention_bias: whether the projections of attention have a bias.
         attention_window: see `WindowedSelfAttention`; None for all positions.
-        positions, max_relative_distance: see `SelfAttention`.
+        max_relative_distance: see `SelfAttention`.
         feed_forward_dim, feed_forward_dropout, activation: see `FeedForward`.
         dropout: rate on the output of each sub-layer.
         norm_position: "post" or "pre", where the norms stand.
@@ -136,8 +136,7 @@ class TransformerLayer(Layer):
         activation: str = "relu",
         attention_bias: bool = False,
         attention_window: int | None = None,
-        positions: Literal["relative", "rotary"] | None = None,
-        max_relative_distance: int = 16,
+        max_relative_distance: int | None = None,
         norm_position: Literal["post", "pre"] = "post",
         norm_epsilon: float = 1e-6,
         mixer: Literal["attention", "ssru"] = "attention",
@@ -158,7 +157,7 @@ class TransformerLayer(Layer):
             dtype=dtype,
         )
         options = attention | dict(
-            positions=positions, max_relative_distance=max_relative_distance, name="self_attention"
+            max_relative_distance=max_relative_distance, name="self_attention"
         )
         self.self_attention: Any
         if mixer == "ssru":

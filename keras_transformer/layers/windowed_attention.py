@@ -63,7 +63,7 @@ class WindowedSelfAttention(SelfAttention):
         if return_attention_scores or not is_same_for_all:
             bias = hide(bias, band_mask(length, self.reach, use_causal_mask))
             return super()._read(x, bias, False, training, return_attention_scores)
-        projected = self._project(x, ops.arange(length))  # [B, H, T, K or U] each
+        projected = self._project(x)  # [B, H, T, K or U] each
         num_parts = self.num_heads // math.gcd(self.num_heads, _HEADS_AT_ONCE)
         parts = [ops.split(x, num_parts, axis=1) for x in projected]
         heads = []

@@ -129,7 +129,7 @@ class TransformerModel(Seq2SeqModel):
 
     def _make_positions(self, name: str) -> PositionalEncoding | None:
         config = self.config
-        if config.attention_positions is not None:
+        if config.positions == "relative":
             return None
         return PositionalEncoding(
             config.model_dim,
@@ -285,12 +285,13 @@ def layer_options(config: TransformerLayersConfig) -> dict[str, Any]:
     head_dim = config.model_dim // config.num_heads
     same = (
         "num_heads", "feed_forward_dim", "dropout", "attention_dropout", "feed_forward_dropout",
-        "activation", "attention_bias", "max_relative_distance", "norm_position", "norm_epsilon",
+        "activation", "attention_bias", "norm_position", "norm_epsilon",
     )  # fmt: skip
+    is_relative = config.positions == "relative"
     return {name: getattr(config, name) for name in same} | {
         "key_dim": config.key_dim or head_dim,
         "value_dim": config.value_dim or head_dim,
-        "positions": config.attention_positions,
+        "max_relative_distance": config.max_relative_distance if is_relative else None,
     }
 
 

@@ -30,7 +30,7 @@ from keras_transformer.layers import (
     UniversalEncoder,
     WindowedSelfAttention,
 )
-from keras_transformer.layers.embedding import rotate, sinusoids
+from keras_transformer.layers.embedding import sinusoids
 from keras_transformer.layers.masks import causal_mask
 from keras_transformer.layers.recurrent import LSTMState
 from keras_transformer.layers.universal import advance, start
@@ -199,7 +199,7 @@ def coverage():
 
 
 def relative_positions():
-    layer, x = SelfAttention(positions="relative", max_relative_distance=16, **HEADS), normal(T, D)
+    layer, x = SelfAttention(max_relative_distance=16, **HEADS), normal(T, D)
     here = layer(x[None])[0]
     weights = {each.name: np.array(each) for each in layer.weights}
     keys_a, values_a = weights["relative_keys"], weights["relative_values"]
@@ -209,13 +209,6 @@ def relative_positions():
     scores = np.einsum("ihk,ijhk->hij", query, keys[None] + keys_a[row][:, :, None]) / np.sqrt(K)
     mixed = np.einsum("hij,ijhk->ihk", softmax(scores), values[None] + values_a[row][:, :, None])
     return here, mixed.reshape(T, D) @ kernels[1]
-
-
-def rotation():
-    query, positions = normal(T, K), np.arange(T)
-    angles = positions[:, None] * 10_000.0 ** (-2 * np.arange(K // 2) / K)
-    turned = (query[:, ::2] + 1j * query[:, 1::2]) * np.exp(1j * angles)
-    return rotate(query, positions), np.stack([turned.real, turned.imag], axis=-1).reshape(T, K)
 
 
 def long_short_term_memory():
@@ -300,7 +293,6 @@ FORMULAS = {
     restricted_attention: 1e-12,
     decoder_layer: 1e-12,
     relative_positions: 1e-12,
-    rotation: 1e-12,
     additive_attention: 1e-12,
     intra_decoder_attention: 1e-12,
     signals_of_position_and_step: 1e-5,  # float32, whatever the layers have

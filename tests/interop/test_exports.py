@@ -86,7 +86,6 @@ REJECTED = {
         lambda: Transformer(SMALL.replace(vocabulary_size=31))
     ),
     "positions relative": lambda: Transformer(SMALL.replace(positions="relative")),
-    "positions rotary": lambda: Transformer(SMALL.replace(positions="rotary")),
     "decoder_attention_window 3": lambda: Transformer(SMALL.replace(decoder_attention_window=3)),
     "decoder_mixer ssru": lambda: Transformer(SMALL.replace(decoder_mixer="ssru")),
 }

@@ -109,11 +109,8 @@ def test_gradients_of_relative_positions_in_half_precision():
     # bfloat16 leave 1.4 % of the largest gradient with these weights, up to 2.7 % with others.
     keras.utils.set_random_seed(4)
     x = np.random.default_rng(0).normal(size=(8, 40, D)).astype("float32")
-    sizes = dict(num_heads=H, key_dim=K, value_dim=U)
-    options = dict(positions="relative", max_relative_distance=1)
-    layers = [
-        SelfAttention(**sizes, **options, dtype=dtype) for dtype in ("float32", "mixed_bfloat16")
-    ]
+    sizes = dict(num_heads=H, key_dim=K, value_dim=U, max_relative_distance=1)
+    layers = [SelfAttention(**sizes, dtype=dtype) for dtype in ("float32", "mixed_bfloat16")]
     gradients = []
     for layer in layers:
         layer.build((None, None, D))

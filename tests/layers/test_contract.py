@@ -53,7 +53,7 @@ BOTH = dict(mask=PADDING, memory_mask=MEMORY_PADDING)
 ENCODED = normal(B, S, D)
 
 ATTENTION = dict(num_heads=H, key_dim=K, value_dim=U, dropout=0.2, use_bias=True)
-WINDOW = dict(window=3, positions="relative", max_relative_distance=2)
+WINDOW = dict(window=3, max_relative_distance=2)
 NORM = dict(norm_position="pre", norm_epsilon=1e-3)
 SUBLAYERS = dict(
     num_heads=H, key_dim=K, value_dim=U, feed_forward_dim=7, dropout=0.1, attention_dropout=0.2,
@@ -66,7 +66,7 @@ STATES = 2 * (LSTMState(normal(B, K), normal(B, K)),)
 UNIVERSAL = dict(
     num_steps=2, adaptive_steps=True, halting_epsilon=1e-9, halting_bias=-1.0, **SUBLAYERS,
 )  # fmt: skip
-WINDOWS = dict(attention_window=3, positions="relative", max_relative_distance=2)
+WINDOWS = dict(attention_window=3, max_relative_distance=2)
 
 
 class Case(NamedTuple):
@@ -82,7 +82,7 @@ class Case(NamedTuple):
 
 
 LEARNED = dict(kind="learned", first_position=2, max_positions=9)
-ROTARY = {"positions": "rotary", "key_dim": 4}
+RELATIVE = {"max_relative_distance": 2, "key_dim": U}
 DEEP = dict(num_layers=2, units=K, dropout=0.2)
 CASES = [
     Case(TokenEmbedding, dict(vocabulary_size=11, model_dim=D, scale=False), (IDS,)),
@@ -92,7 +92,7 @@ CASES = [
     Case(LayerNormalization, dict(epsilon=1e-3), (X,)),
     Case(FeedForward, dict(inner_dim=7, dropout=0.2, activation="gelu"), (X,)),
     Case(WindowedSelfAttention, ATTENTION | WINDOW, (X,), dict(mask=PADDING)),
-    Case(SelfAttention, ATTENTION | ROTARY, (X,), dict(attention_mask=CAUSAL)),
+    Case(SelfAttention, ATTENTION | RELATIVE, (X,), dict(attention_mask=CAUSAL)),
     Case(CrossAttention, ATTENTION, (X, ENCODED), dict(memory_mask=MEMORY_PADDING)),
     Case(CrossAttention, ATTENTION, (X, MEMORY), dict(memory_mask=MEMORY_PADDING)),
     Case(EncoderLayer, SUBLAYERS | WINDOWS, (X,), dict(mask=PADDING)),
@@ -216,7 +216,6 @@ def test_other_precisions_are_finite_and_close_to_float32(case, policy, toleranc
             lambda: EncoderLayer(**SUBLAYERS | {"norm_position": "Pre"}),
             "must be one of post, pre, got",
         ),
-        (lambda: SelfAttention(**ATTENTION, positions="sine"), "one of relative, rotary, got"),
         (lambda: WindowedSelfAttention(window=0, **ATTENTION), "odd and at least 1, got 0"),
         (lambda: WindowedSelfAttention(window=4, **ATTENTION), "window must be odd .*, got 4"),
         # Without the lines that Keras adds to errors within a layer.

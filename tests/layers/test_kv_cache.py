@@ -25,20 +25,19 @@ RANDOM = np.random.default_rng(1)
 MEMORY = RANDOM.normal(size=(B, S, D)).astype("float32")
 HEADS = dict(num_heads=H, key_dim=4, value_dim=6, use_bias=True)
 SUBLAYERS = dict(num_heads=H, key_dim=4, value_dim=4, feed_forward_dim=12)
-PRE = dict(norm_position="pre", positions="rotary", attention_bias=True)
+PRE = dict(norm_position="pre", max_relative_distance=2, attention_bias=True)
 
 
-def window(size, positions=None):
-    return functools.partial(WindowedSelfAttention, window=size, positions=positions, **HEADS)
+def window(size, **options):
+    return functools.partial(WindowedSelfAttention, window=size, **HEADS, **options)
 
 
 LAYERS = {
     "self": functools.partial(SelfAttention, **HEADS),
-    "relative": functools.partial(SelfAttention, positions="relative", **HEADS),
-    "rotary": functools.partial(SelfAttention, positions="rotary", **HEADS),
+    "relative": functools.partial(SelfAttention, max_relative_distance=2, **HEADS),
     "window 1": window(1),
-    "window 3, relative": window(3, "relative"),
-    "window 5, rotary": window(5, "rotary"),
+    "window 3, relative": window(3, max_relative_distance=16),
+    "window 5": window(5),
     "window 11": window(11),
     "decoder": functools.partial(Decoder, num_layers=2, **SUBLAYERS),
     "decoder, window, pre": functools.partial(

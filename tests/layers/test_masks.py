@@ -54,7 +54,7 @@ partial = functools.partial
 ENCODERS = {
     "self": partial(SelfAttention, **HEADS),
     "window": partial(WindowedSelfAttention, window=3, **HEADS),
-    "relative": partial(SelfAttention, positions="relative", **HEADS),
+    "relative": partial(SelfAttention, max_relative_distance=2, **HEADS),
     "encoder layer": partial(EncoderLayer, **SUBLAYERS),
     "encoder": partial(Encoder, num_layers=2, **SUBLAYERS),
     "encoder, window": partial(Encoder, num_layers=2, attention_window=3, **SUBLAYERS),

@@ -14,16 +14,15 @@ from keras_transformer.layers.windowed_attention import band_mask, in_blocks
 
 B, D, H, K, U = 3, 8, 2, 4, 6
 RANDOM = np.random.default_rng(1)
-POSITIONS = [None, "relative", "rotary"]
 
 
 def normal(*shape):
     return RANDOM.normal(size=shape).astype("float32")
 
 
-def make_layer(window, positions=None, dtype="float32"):
+def make_layer(window, max_relative_distance=None, dtype="float32"):
     options = dict(
-        num_heads=H, key_dim=K, value_dim=U, positions=positions, max_relative_distance=3,
+        num_heads=H, key_dim=K, value_dim=U, max_relative_distance=max_relative_distance,
         dtype=dtype,
     )  # fmt: skip
     if window is None:
@@ -50,9 +49,9 @@ def random_padding(length):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [1, 3, 9])
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_blocks_equal_the_whole_matrix_with_a_band_mask(positions, window, causal):
-    layer, causal = make_layer(window, positions), dict(use_causal_mask=causal)
+@pytest.mark.parametrize("distance", [None, 3])
+def test_blocks_equal_the_whole_matrix_with_a_band_mask(distance, window, causal):
+    layer, causal = make_layer(window, distance), dict(use_causal_mask=causal)
     for length in lengths(window):
         x, mask = tf.Variable(normal(B, length, D)), random_padding(length)
         results = []
@@ -84,7 +83,7 @@ def test_the_band_is_that_of_table_1():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_windows_of_dynamic_length_and_under_xla(causal):
-    layer = make_layer(41, "relative")
+    layer = make_layer(41, 3)
 
     def call(x, mask):
         return layer(x, mask=mask, use_causal_mask=causal)

@@ -32,9 +32,6 @@ CONFIGS = {
         **HEADS, num_layers=2, decoder_layers=1, activation="swish", positions="halves",
         embedding_norm=True, scale_embeddings=False, source_eos=False, attention_bias=True,
     ),
-    "transformer, rotary": TransformerConfig(
-        **HEADS, num_layers=2, positions="rotary", norm_position="pre",
-    ),
     "transformer, relative": TransformerConfig(**HEADS, num_layers=1, positions="relative"),
     "transformer, window": TransformerConfig(
         **HEADS, **WIDTHS, **WINDOWS, num_layers=2, positions="relative",
@@ -55,7 +52,7 @@ CONFIGS = {
         **HEADS, num_steps=3, adaptive_steps=False, positions="relative"
     ),
     "universal, all": UniversalConfig(
-        **HEADS, num_steps=3, norm_position="pre", positions="rotary", halting_bias=0.0,
+        **HEADS, num_steps=3, norm_position="pre", positions="relative", halting_bias=0.0,
     ),
     "bag": BagConfig(**SIZES, units=24),  # an example's, without attention
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The Transformer and the Universal Transformer in float64 NumPy, written from the papers.
 
-One sentence at a time, without padding: Vaswani et al. 2017, Shaw et al. 2018 and Su et al. 2021
-for positions, Graves 2016 for halting, token by token. A model gives the weights.
+One sentence at a time, without padding: Vaswani et al. 2017, Shaw et al. 2018 for distances,
+Graves 2016 for halting, token by token. A model gives the weights.
 
 Shapes: S source length, T target length, D model dimension, H heads, V vocabulary.
 """
@@ -130,7 +130,7 @@ def float64(variable: Any) -> Array:
 def encode_positions(model: Any, length: int) -> Array:
     config = model.config
     numbers = np.arange(length) + config.first_position
-    if config.positions in ("relative", "rotary"):
+    if config.positions == "relative":
         return np.zeros(config.model_dim)
     if config.positions == "learned":
         return float64(model.positions.table)[numbers]
@@ -197,7 +197,7 @@ def sigmoid(x: Array) -> Array:
 
 def multi_head(attention: Any, x: Array, memory: Array, causal: bool) -> tuple[Array, Array]:
     """Returns the output [T, D] and the weights [H, T, S] of self-attention or cross-attention."""
-    is_self = hasattr(attention, "positions")
+    is_self = hasattr(attention, "projection")
     width = attention.num_heads * attention.key_dim
     if is_self:
         projected = affine(attention.projection, x)
@@ -205,16 +205,15 @@ def multi_head(attention: Any, x: Array, memory: Array, causal: bool) -> tuple[A
     else:
         query = affine(attention.query_projection, x)
         keys, values = np.split(affine(attention.memory_projection, memory), [width], axis=1)
+    is_relative = is_self and attention.max_relative_distance is not None
     heads, all_weights = [], []
     for head in range(attention.num_heads):
         q, k, v = (
             np.split(part, attention.num_heads, axis=1)[head] for part in (query, keys, values)
         )
-        if is_self and attention.positions == "rotary":
-            q, k = turn(q), turn(k)
         scores = q @ k.T
         distances = np.arange(len(k))[None, :] - np.arange(len(q))[:, None]
-        if is_self and attention.positions == "relative":
+        if is_relative:
             rows = distances.clip(-attention.max_relative_distance, attention.max_relative_distance)
             rows += attention.max_relative_distance
             to_keys, to_values = map(float64, (attention.relative_keys, attention.relative_values))
@@ -226,15 +225,8 @@ def multi_head(attention: Any, x: Array, memory: Array, causal: bool) -> tuple[A
             scores[abs(distances) > (window - 1) / 2] = -np.inf
         weights = softmax(scores)
         output = weights @ v
-        if is_self and attention.positions == "relative":
+        if is_relative:
             output = output + np.einsum("ts,tsu->tu", weights, to_values[rows])  # eq. 1
         heads.append(output)
         all_weights.append(weights)
     return affine(attention.output_projection, np.concatenate(heads, axis=1)), np.array(all_weights)
-
-
-def turn(x: Array) -> Array:
-    """Su et al. 2021: dimensions 2i and 2i + 1 of row m, a complex number, times e^(i m theta)."""
-    theta = 10000.0 ** (-np.arange(0, x.shape[1], 2) / x.shape[1])
-    turned = (x[:, 0::2] + 1j * x[:, 1::2]) * np.exp(1j * np.arange(len(x))[:, None] * theta)
-    return np.stack([turned.real, turned.imag], axis=2).reshape(x.shape)
