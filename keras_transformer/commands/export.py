@@ -37,9 +37,6 @@ _FORMAT = flags.DEFINE_enum(
     "Hugging Face's (MarianMTModel). The last two do not store the search options of a "
     "run.",
 )
-_QUANTIZATION = flags.DEFINE_string(
-    "quantization", None, "Number format of CTranslate2's weights, such as int8. Default: float32."
-)
 _WARM_UP_FILE = command_flags.define_path(
     "warm_up_file",
     "Sentences, one a line, with which the export is checked and the server warmed up; the "
@@ -81,12 +78,9 @@ def main(arguments: list[str]) -> None:
 
 def _check_combinations(search_flags: dict[str, object]) -> None:
     """Raises `InputError` for a flag that another one makes useless."""
-    reason = f"cannot be combined with --format={_FORMAT.value}"
-    if _FORMAT.value != "ctranslate2":
-        command_flags.reject_given(["quantization"], reason)
     if _FORMAT.value != "saved_model":
-        names = ["name", "warm_up_file", "precision", "xla"]
-        command_flags.reject_given([*names, *search_flags], reason)
+        names = ["name", "warm_up_file", "precision", "xla", *search_flags]
+        command_flags.reject_given(names, f"cannot be combined with --format={_FORMAT.value}")
 
 
 def _export_saved_model(models: "list[NamedModel]", search_options: dict[str, Any]) -> pathlib.Path:
@@ -121,10 +115,8 @@ def _export_to_toolkit(models: "list[NamedModel]") -> pathlib.Path:
     model: Any = translator.model
     parts = model, translator.source, translator.target
     path = base / str(choose_version(base, _VERSION.value))
-    if _FORMAT.value == "ctranslate2":
-        export_ctranslate2(*parts, path, quantization=_QUANTIZATION.value)
-    else:
-        export_transformers(*parts, path)
+    export = export_ctranslate2 if _FORMAT.value == "ctranslate2" else export_transformers
+    export(*parts, path)
     task = models[0].configs.task
     if type(task) is not TranslationTask:
         print(

@@ -98,17 +98,11 @@ class JsonConfig:
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         values = {field.name: field.default for field in fields} | dict(values)
         return {
-            name: other
-            for name, needs in cls.declared("needs").items()
-            for other, useful in needs.items()
+            field.name: other
+            for field in fields
+            for other, useful in field.metadata.get("needs", {}).items()
             if (values[other] not in useful if useful else values[other] is None)
         }
-
-    @classmethod
-    def declared(cls, rule: str) -> dict[str, Any]:
-        """Returns a rule of `option`, such as "needs", by the name of the field."""
-        fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-        return {field.name: field.metadata[rule] for field in fields if rule in field.metadata}
 
     @classmethod
     def fields_with(cls, **declared: Any) -> tuple[str, ...]:

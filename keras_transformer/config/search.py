@@ -184,10 +184,8 @@ class SearchConfig(JsonConfig):
     @classmethod
     def unused_by(cls, method: str) -> list[str]:
         """Returns the options that a search method does not read."""
-        needs = cls.declared("needs")
-        return [
-            name for name, other in needs.items() if method not in other.get("method", [method])
-        ]
+        unused = cls.unused_fields({"method": method})
+        return [name for name, other in unused.items() if other == "method"]
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -81,13 +81,7 @@ class ModelFunctions:
     ) -> None:
         target = target or source
         search = search or (task.search_config() if task else SearchConfig())
-        sizes = {"source": model.config.vocabulary_size, "target": model.config.target_size}
-        for (side, size), vocabulary in zip(sizes.items(), (source, target), strict=True):
-            if size != vocabulary.size:
-                raise InputError(
-                    f"the model has {size} {side} tokens, the vocabulary {vocabulary.size}; give "
-                    "the vocabularies of the model"
-                )
+        check_sizes(model.config, (source, target))
         if search.coverage_penalty and not hasattr(model, "attention"):
             raise InputError(
                 f"coverage_penalty={search.coverage_penalty} needs a model with attention; "
@@ -361,6 +355,17 @@ class ModelFunctions:
             | (target_tokens.row_lengths() > self._longest),
         }
         return with_eos(tokens, limit), labels, marks
+
+
+def check_sizes(config: Any, vocabularies: tuple[Vocabulary, Vocabulary]) -> None:
+    """Raises `InputError` if the vocabularies of source and target are not of a model's sizes."""
+    sizes = {"source": config.vocabulary_size, "target": config.target_size}
+    for (side, size), vocabulary in zip(sizes.items(), vocabularies, strict=True):
+        if size != vocabulary.size:
+            raise InputError(
+                f"the model has {size} {side} tokens, the vocabulary {vocabulary.size}; give the "
+                "vocabularies of the model"
+            )
 
 
 def _without_repeats(translations: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -81,27 +81,23 @@ def export_ctranslate2(
     source: Vocabulary,
     target: Vocabulary,
     folder: str | os.PathLike[str],
-    *,
-    quantization: str | None = None,
 ) -> pathlib.Path:
-    """Writes the folder atomically and returns its path.
+    """Writes the folder atomically and returns its path; weights are float32.
 
     CTranslate2 adds EOS to the source and begins with BOS by itself. It does not forbid padding and
     BOS as `Translator` does: a model that was trained here gives them next to no probability, an
     imported one of Marian none. Its length penalty is length ** alpha, EOS counted; it truncates
-    translations at `max_decoding_length`.
+    translations at `max_decoding_length`. With `compute_type="int8"` it quantizes as it loads.
 
     Args:
         model: a single Transformer; a window, relative positions, and keys and values of different
             widths cannot be written.
         source, target: the vocabularies.
         folder: a path that does not exist.
-        quantization: how weights are stored: None or "float32" as they are, or "int8", "int16",
-            "float16", "bfloat16" (which needs PyTorch), "int8_float16" and their like.
 
     Raises:
-        InputError: ctranslate2 is not installed, cannot express the model, or does not know the
-            quantization; a vocabulary is not the model's; the folder exists or cannot be written.
+        InputError: ctranslate2 is not installed or cannot express the model; a vocabulary is not
+            the model's; the folder exists or cannot be written.
 
     Example:
         >>> folder = export_ctranslate2(model, source, target, "exports/en-de")
@@ -124,10 +120,7 @@ def export_ctranslate2(
         spec.config.unk_token, spec.config.eos_token = reserved[UNK_ID], reserved[EOS_ID]
         spec.config.bos_token = spec.config.decoder_start_token = reserved[BOS_ID]
         spec.validate()
-        try:
-            spec.optimize(quantization=quantization)
-        except (RuntimeError, ValueError) as error:
-            raise InputError(f"quantization {quantization!r} cannot be used ({error})") from error
+        spec.optimize()
         spec.save(str(aside))
         save_tokenizer(source, aside / "source.model")
         save_tokenizer(target, aside / "target.model")

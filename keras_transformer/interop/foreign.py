@@ -23,7 +23,8 @@ from keras import ops
 from keras_transformer.config import BOS_ID, PAD_ID, TransformerConfig
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import atomic_folder, local_path
-from keras_transformer.interop.reading import Array, Tensors
+from keras_transformer.inference.model_functions import check_sizes
+from keras_transformer.interop.reading import Array, Tensors, reject
 from keras_transformer.interop.vocabularies import Symbols, make_vocabularies
 from keras_transformer.models import Transformer
 from keras_transformer.text import Vocabulary
@@ -194,22 +195,6 @@ class ForeignModel:
         return array.T if is_transposed else array
 
 
-class Part(NamedTuple):
-    """A linear layer or a normalization of a `Transformer`, under the names of `Layout`.
-
-    Attributes:
-        side: "encoder" or "decoder".
-        number: of the layer in its stack; 0 for parts that a stack has once.
-        names: "self.query", "self.key" and so on: several where one matrix computes them all.
-        layer: the Keras layer.
-    """
-
-    side: str
-    number: int
-    names: tuple[str, ...]
-    layer: Any
-
-
 class Weight(NamedTuple):
     """A variable of a `Transformer` and the tensors of a format that hold its values.
 
@@ -246,33 +231,37 @@ def weights_of(model: Any, layout: Layout) -> Iterator[Weight]:
             yield Weight(layer.bias, bias, bias_axes, is_optional=True)
 
 
-def transformer_parts(model: Any) -> Iterator[Part]:
-    """Yields all parts of a `Transformer` but embeddings, positions and the output projection."""
+def transformer_parts(model: Any) -> Iterator[tuple[str, int, tuple[str, ...], Any]]:
+    """Yields the linear layers and norms of a `Transformer`, but for the output projection.
+
+    Each comes with its side, the number of its layer (0 for parts that a stack has once) and its
+    names in a `Layout`: several where one matrix computes them all.
+    """
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         for index, layer in enumerate(stack.layers):
             attention = layer.self_attention
             if layer.mixer == "ssru":
-                yield Part(side, index, ("ssru.candidate",), attention.candidate)
-                yield Part(side, index, ("ssru.forget",), attention.forget_gate)
+                yield side, index, ("ssru.candidate",), attention.candidate
+                yield side, index, ("ssru.forget",), attention.forget_gate
             else:
                 query_key_value = ("self.query", "self.key", "self.value")
-                yield Part(side, index, query_key_value, attention.projection)
-                yield Part(side, index, ("self.out",), attention.output_projection)
-            yield Part(side, index, ("self.norm",), layer.self_attention_norm)
+                yield side, index, query_key_value, attention.projection
+                yield side, index, ("self.out",), attention.output_projection
+            yield side, index, ("self.norm",), layer.self_attention_norm
             if side == "decoder":
                 attention = layer.cross_attention
-                yield Part(side, index, ("cross.query",), attention.query_projection)
-                yield Part(side, index, ("cross.key", "cross.value"), attention.memory_projection)
-                yield Part(side, index, ("cross.out",), attention.output_projection)
-                yield Part(side, index, ("cross.norm",), layer.cross_attention_norm)
-            yield Part(side, index, ("ffn.inner",), layer.feed_forward.inner)
-            yield Part(side, index, ("ffn.outer",), layer.feed_forward.outer)
-            yield Part(side, index, ("ffn.norm",), layer.feed_forward_norm)
+                yield side, index, ("cross.query",), attention.query_projection
+                yield side, index, ("cross.key", "cross.value"), attention.memory_projection
+                yield side, index, ("cross.out",), attention.output_projection
+                yield side, index, ("cross.norm",), layer.cross_attention_norm
+            yield side, index, ("ffn.inner",), layer.feed_forward.inner
+            yield side, index, ("ffn.outer",), layer.feed_forward.outer
+            yield side, index, ("ffn.norm",), layer.feed_forward_norm
         if stack.final_norm is not None:
-            yield Part(side, 0, ("final.norm",), stack.final_norm)
+            yield side, 0, ("final.norm",), stack.final_norm
     if model.config.embedding_norm:
-        yield Part("encoder", 0, ("embedding.norm",), model.source_norm)
-        yield Part("decoder", 0, ("embedding.norm",), model.target_norm)
+        yield "encoder", 0, ("embedding.norm",), model.source_norm
+        yield "decoder", 0, ("embedding.norm",), model.target_norm
 
 
 def missing_options(options: Iterable[str]) -> list[str]:
@@ -339,17 +328,8 @@ def check_exportable(
         reasons = {**obstacles(model.config), "quantized layers": is_quantized}
     else:
         reasons = {f"a model of class {type(model).__name__}": True}
-    if names := [name for name, is_there in reasons.items() if is_there]:
-        raise InputError(
-            f"{toolkit} does not support {', '.join(names)}; export the model as a SavedModel"
-        )
-    sizes = (model.config.vocabulary_size, model.config.target_size)
-    for side, size, vocabulary in zip(("source", "target"), sizes, vocabularies, strict=True):
-        if vocabulary.size != size:
-            raise InputError(
-                f"the model has {size} {side} tokens and the {side} vocabulary {vocabulary.size}; "
-                "give the vocabularies that it was trained with"
-            )
+    reject(reasons, f"{toolkit} does not support {{}}; export the model as a SavedModel")
+    check_sizes(model.config, vocabularies)
 
 
 def unsupported(config: TransformerConfig, **supported: Sequence[Any]) -> dict[str, bool]:

@@ -137,13 +137,14 @@ class Options:
         return kind(value)  # type: ignore[call-arg]
 
 
-def reject(problems: Mapping[str, Any]) -> None:
-    """Raises `InputError` that lists all options whose value is true: the model cannot be read."""
+def reject(
+    problems: Mapping[str, Any],
+    message: str = "the model has {}, which this package does not support; translate with the "
+    "model's own toolkit, or train a model here on its translations",
+) -> None:
+    """Raises `InputError` that lists all problems whose value is true in place of {}."""
     if names := [name for name, is_there in problems.items() if is_there]:
-        raise InputError(
-            f"the model has {', '.join(names)}, which this package does not support; translate "
-            "with the model's own toolkit, or train a model here on its translations"
-        )
+        raise InputError(message.format(", ".join(names)))
 
 
 def dropout_rate(value: Any) -> float:

@@ -101,7 +101,6 @@ _WRONG_FLAGS = [
     ("evaluate --run_dir=x --task=parsing", "--task"),
     ("evaluate --run_dir=x --output=none/out", "none/out"),
     ("compare a a", "two or more"),
-    ("export --run_dir=x --export_dir=y --quantization=int8", "--quantization", "saved_model"),
     ("export --run_dir=x --export_dir=y --format=ctranslate2 --beam_size=1", "--beam_size"),
     ("explore p", "--run_dir"),
     ("explore --run_dir=x --output=a.html", "--output=page.html"),

@@ -118,8 +118,6 @@ def test_what_a_toolkit_lacks_is_listed_and_nothing_is_written(
         with pytest.raises(InputError, match="support one table for two vocabularies;"):
             export(model, vocabulary, learn_vocabulary(["äöüß" * 9]), tmp_path / "a")
     else:
-        with pytest.raises(InputError, match=r"quantization 'int4' cannot be used .*int8"):
-            export(model, vocabulary, vocabulary, tmp_path / "a", quantization="int4")
         for name in ("ctranslate2", "ctranslate2.specs"):
             monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(InputError, match=r"run pip install '.\[ctranslate2\]' in"):
@@ -175,31 +173,30 @@ def test_ctranslate2_computes_our_log_probs(config, vocabulary, tmp_path):
         np.testing.assert_allclose(score.log_probs, expected, atol=1e-4)
 
 
-def translate_with_ctranslate2(folder, texts, **options):
+def translate_with_ctranslate2(folder, texts, compute_type="default", **options):
     """Translates text with nothing but what is in the folder."""
     encoder = sentencepiece.SentencePieceProcessor(str(folder / "source.model"))
     decoder = sentencepiece.SentencePieceProcessor(str(folder / "target.model"))
-    results = ctranslate2.Translator(str(folder), intra_threads=1).translate_batch(
+    translator = ctranslate2.Translator(str(folder), intra_threads=1, compute_type=compute_type)
+    results = translator.translate_batch(
         encoder.encode(texts, out_type=str), min_decoding_length=1, length_penalty=0, **options
     )
     best = decoder.decode([result.hypotheses[0] for result in results])
     return [text.removeprefix(" ") for text in best]
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int16", "float16"])
-def test_ctranslate2_folder_alone_translates_text(
-    quantization, trained, words, make_translator, tmp_path
-):
-    folder = export_ctranslate2(*trained, tmp_path / "model", quantization=quantization)
+def test_ctranslate2_folder_alone_translates_text(trained, words, make_translator, tmp_path):
+    folder = export_ctranslate2(*trained, tmp_path / "model")
     generator = random.Random(3)
     texts = [" ".join(generator.choices([*words], k=1 + index % 4)) for index in range(40)]
     expected = [" ".join(words[word] for word in text.split()) for text in texts]
-    assert translate_with_ctranslate2(folder, texts, beam_size=4) == expected
-    if quantization is None:  # unknown words and names of special tokens as well
-        translator = make_translator(beam_size=1, length_penalty=0.0, replace_unknowns=False)
-        texts = ["hello zebra", "</s> tree", "sun  cat", "two two two", "<pad>"]
-        theirs = translate_with_ctranslate2(folder, texts, beam_size=1, max_decoding_length=8)
-        assert theirs == [best.text for best in translator.translate(texts)]
+    for compute_type in ("default", "int8"):
+        assert translate_with_ctranslate2(folder, texts, compute_type, beam_size=4) == expected
+    # Unknown words and names of special tokens as well.
+    translator = make_translator(beam_size=1, length_penalty=0.0, replace_unknowns=False)
+    texts = ["hello zebra", "</s> tree", "sun  cat", "two two two", "<pad>"]
+    theirs = translate_with_ctranslate2(folder, texts, beam_size=1, max_decoding_length=8)
+    assert theirs == [best.text for best in translator.translate(texts)]
 
 
 def test_attention_of_ctranslate2_is_the_mean_of_the_last_layers_heads(vocabulary, tmp_path):
