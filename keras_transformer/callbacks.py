@@ -5,7 +5,7 @@ from typing import Any
 import keras
 
 from keras_transformer.data.preprocessor import read_pairs
-from keras_transformer.inference import Translator
+from keras_transformer.inference import LocalTranslator
 from keras_transformer.tasks import TranslationTask
 from keras_transformer.text import Vocabulary
 
@@ -48,7 +48,7 @@ class TranslationMetrics(keras.callbacks.Callback):
         self._search = self._task.search_config({**self._task.dev_search, **search})
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._translator = Translator(
+        self._translator = LocalTranslator(
             self.model, *self._vocabularies, self._search, task=self._task
         )
         source, references = self._text

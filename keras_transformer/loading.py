@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from keras_transformer import inference
 from keras_transformer.errors import InputError
 from keras_transformer.files import Path, local_path
+from keras_transformer.inference import LocalTranslator
 from keras_transformer.interop import read_model, run_configs
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.serving.export import load_exported
@@ -101,11 +101,11 @@ def open_model(name: Path, checkpoint: str = "auto") -> NamedModel:
     return NamedModel(str(name), configs, vocabularies, foreign.to_model, foreign.notes)
 
 
-class Translator(inference.Translator):
-    __doc__ = inference.Translator.__doc__
+class Translator(LocalTranslator):
+    __doc__ = LocalTranslator.__doc__
 
     @classmethod
-    def load(cls, name: Path, checkpoint: str = "auto", **search: Any) -> inference.Translator:
+    def load(cls, name: Path, checkpoint: str = "auto", **search: Any) -> LocalTranslator:
         """Returns the translator that a name stands for, and warns of what its files lack.
 
         Args:

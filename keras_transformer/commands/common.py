@@ -17,7 +17,7 @@ from keras_transformer.sentences import REMARKS, SentenceTranslator, SentenceWar
 from keras_transformer.tasks import Task
 
 if TYPE_CHECKING:
-    from keras_transformer.inference import Translator, XlaShapes
+    from keras_transformer.inference import LocalTranslator, XlaShapes
     from keras_transformer.loading import NamedModel
 
 
@@ -86,7 +86,7 @@ def load_translator(
     task: Task | None = None,
     precision: str = "float32",
     xla: "XlaShapes | None" = None,
-) -> "Translator":
+) -> "LocalTranslator":
     """Returns the translator of a model, or of an ensemble of several.
 
     Args:
@@ -98,7 +98,7 @@ def load_translator(
     Raises:
         InputError: a checkpoint is damaged, or the tasks or vocabularies differ.
     """
-    from keras_transformer.inference import Translator
+    from keras_transformer.inference import LocalTranslator
     from keras_transformer.models import Ensemble
 
     def identity(model: "NamedModel") -> list[Any]:
@@ -115,7 +115,7 @@ def load_translator(
         )
     members = [model.build(precision) for model in models]
     model = members[0] if len(members) == 1 else Ensemble(members)
-    return Translator(model, *first.vocabularies, search, xla, task or first.configs.task)
+    return LocalTranslator(model, *first.vocabularies, search, xla, task or first.configs.task)
 
 
 class LineRemarks:

@@ -20,7 +20,7 @@ from keras_transformer.serving.model_folder import check_version, read_model_car
 from keras_transformer.tasks import Task, TranslationTask, get_task
 
 if TYPE_CHECKING:
-    from keras_transformer.inference import Translator
+    from keras_transformer.inference import LocalTranslator
 
 command_flags.define_model_flags()
 _SAVED_MODEL = command_flags.define_path(
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
     search = command_flags.given_search()
     line_io.check_search(job, search)
     common.check_output(job.output, [job.references, *arguments])
-    model: Translator
+    model: LocalTranslator
     if _SAVED_MODEL.value is None:
         common.load_tensorflow(one_dnn=False)
         models = common.find_models()
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
     line_io.answer_lines(job, model, arguments, search, task)
 
 
-def _load_export(version: pathlib.Path, search: dict[str, Any]) -> "tuple[Translator, Task]":
+def _load_export(version: pathlib.Path, search: dict[str, Any]) -> "tuple[LocalTranslator, Task]":
     """Returns the translator of --saved_model, and its task: translation if no run was exported."""
     check_version(version)
     card = read_model_card(version)

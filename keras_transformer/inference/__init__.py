@@ -8,6 +8,6 @@ compiled_search.py (XLA).
 
 from keras_transformer.inference.compiled_search import XlaShapes
 from keras_transformer.inference.model_functions import ModelFunctions
-from keras_transformer.inference.translator import Translator
+from keras_transformer.inference.translator import LocalTranslator
 
-__all__ = ["ModelFunctions", "Translator", "XlaShapes"]
+__all__ = ["LocalTranslator", "ModelFunctions", "XlaShapes"]

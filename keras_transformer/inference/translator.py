@@ -1,6 +1,7 @@
 """Any number of sentences in batches of similar length, through functions from text to text.
 
-`translate` and its like are in sentences.py, `Translator.load` is in loading.py.
+`translate` and its like are in sentences.py; `Translator`, which also loads models by their names,
+is in loading.py.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -36,7 +37,7 @@ _MAX_BYTES = 1 << 16  # of all batches in progress, unless each is a single sent
 _MAX_BATCHES = 8  # in progress
 
 
-class Translator(SentenceTranslator):
+class LocalTranslator(SentenceTranslator):
     """Translates, scores and aligns sentences with a trained model, or with an export.
 
     Args:

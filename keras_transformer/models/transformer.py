@@ -8,6 +8,7 @@ V target vocabulary.
 """
 
 import abc
+import inspect
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from keras_transformer.layers import Decoder, Encoder, slot_bias
 from keras_transformer.layers.base import with_scores
 from keras_transformer.layers.embedding import PositionalEncoding
 from keras_transformer.layers.masks import padding_bias, padding_mask
+from keras_transformer.layers.transformer import TransformerLayer
 from keras_transformer.models.seq2seq import (
     Seq2SeqModel,
     add_coverage,
@@ -283,12 +285,9 @@ class Transformer(TransformerModel):
 def layer_options(config: TransformerLayersConfig) -> dict[str, Any]:
     """Returns the arguments of `TransformerLayer` by a model's configuration."""
     head_dim = config.model_dim // config.num_heads
-    same = (
-        "num_heads", "feed_forward_dim", "dropout", "attention_dropout", "feed_forward_dropout",
-        "activation", "attention_bias", "norm_position", "norm_epsilon",
-    )  # fmt: skip
+    names = inspect.signature(TransformerLayer.__init__).parameters
     is_relative = config.positions == "relative"
-    return {name: getattr(config, name) for name in same} | {
+    return {name: getattr(config, name) for name in names if hasattr(config, name)} | {
         "key_dim": config.key_dim or head_dim,
         "value_dim": config.value_dim or head_dim,
         "max_relative_distance": config.max_relative_distance if is_relative else None,

@@ -30,7 +30,7 @@ import tensorflow_text  # noqa: F401  (loads the tokenizer's ops, which the Save
 from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.host import package_versions
-from keras_transformer.inference import Translator
+from keras_transformer.inference import LocalTranslator
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.serving.checks import compare_answers, make_requests, write_requests
 from keras_transformer.serving.constants import merge_constants
@@ -44,7 +44,7 @@ from keras_transformer.serving.model_folder import (
 
 
 def export(
-    translator: Translator,
+    translator: LocalTranslator,
     folder: str | os.PathLike[str],
     version: int | None = None,
     *,
@@ -120,7 +120,7 @@ def export(
     return published
 
 
-def load_exported(version: str | os.PathLike[str]) -> Translator:
+def load_exported(version: str | os.PathLike[str]) -> LocalTranslator:
     """Returns the translator of an exported version.
 
     Args:
@@ -144,4 +144,4 @@ def load_exported(version: str | os.PathLike[str]) -> Translator:
     if serve is None or not {"translations", "scores"} <= set(serve.structured_outputs):
         raise InputError(f"the SavedModel in {path} is not a translator that `export` wrote")
     # Its functions live as long as `loaded`.
-    return Translator.from_functions(loaded.signatures.__getitem__)
+    return LocalTranslator.from_functions(loaded.signatures.__getitem__)

@@ -90,13 +90,12 @@ class Checkpoints:
         ]
         return sorted(step for _, step in sorted(ranked, reverse=True)[:count])
 
-    def is_stalled(self, step: int) -> bool:
-        """Whether `stop_metric`, if the run has one, ends it at a step (early stopping).
-
-        It has not improved at the last `stop_patience` checkpoints.
+    def is_at_end(self, step: int) -> bool:
+        """Whether training ends after a step: it is the last one, or `stop_metric`, if the run has
+        one, has not improved at the last `stop_patience` checkpoints (early stopping).
         """
-        if self.training.stop_metric is None:
-            return False
+        if step >= self.training.train_steps or self.training.stop_metric is None:
+            return step >= self.training.train_steps
         metric = self.task.find_metric(self.training.stop_metric)
         best, waited = -math.inf, 0
         for other, metrics in self.dev_metrics().items():

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import tensorflow as tf
+from tqdm import tqdm
 
 from keras_transformer.config import TrainingConfig, split_list
 from keras_transformer.data.batches import BatchShape
@@ -63,7 +64,7 @@ def compile_shapes(model: Seq2SeqModel, shapes: Sequence[BatchShape], show: bool
     Args:
         model: from `compile_for_training`.
         shapes: of all batches.
-        show: whether to print how many are done.
+        show: whether to show how many are done.
     """
     strategy = model.distribute_strategy
     ids = tf.TensorSpec([None, None], tf.int32)
@@ -73,28 +74,21 @@ def compile_shapes(model: Seq2SeqModel, shapes: Sequence[BatchShape], show: bool
         data = {"source": source, "target": target}, target
         tf.cond(runs, lambda: strategy.run(model.rehearse, args=(data,)), lambda: None)
 
-    def call_with(rows: int, lengths: Sequence[int], runs: bool = True) -> None:
-        rehearse(*(tf.zeros([rows, length], tf.int32) for length in lengths), runs)
+    def compile_shape(rows: int, source: int, target: int, runs: bool = True) -> None:
+        rows = -(-rows // strategy.num_replicas_in_sync)
+        rehearse(tf.zeros([rows, source], tf.int32), tf.zeros([rows, target], tf.int32), runs)
 
-    def compile_shape(shape: BatchShape) -> None:
-        call_with(-(-shape.rows // strategy.num_replicas_in_sync), shape[1:])
-
-    def report(count: int) -> None:
-        if show:
-            print(f"Compiling {len(shapes)} programs: {count} done", flush=True)
-
-    report(0)
-    variables = [*model.variables, *model.optimizer.variables]
-    variables += [model.bad_steps, model.bad_steps_in_a_row]
+    counters = model.bad_steps, model.bad_steps_in_a_row
+    variables = [*model.variables, *model.optimizer.variables, *counters]
     values = [variable.numpy() for variable in variables]
     # TensorFlow prepares the function at its first call. Each thread would do that for itself, and
     # wait for the others: 8 threads took 40 s on a GPU machine.
-    call_with(1, [1, 1], runs=False)
+    compile_shape(1, 1, 1, runs=False)
     with concurrent.futures.ThreadPoolExecutor(num_cores()) as pool:
-        futures = [pool.submit(compile_shape, shape) for shape in shapes]
-        for count, future in enumerate(concurrent.futures.as_completed(futures), start=1):
+        futures = [pool.submit(compile_shape, *shape) for shape in shapes]
+        done = concurrent.futures.as_completed(futures)
+        for future in tqdm(done, "Compiling", len(shapes), unit=" programs", disable=not show):
             future.result()
-            report(count)
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

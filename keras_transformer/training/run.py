@@ -305,8 +305,7 @@ class RunDirectory:
         """Whether training has come to its end, by the number of steps or by `stop_metric`."""
         checkpoints = self.checkpoints()
         step = max(checkpoints.steps(), default=0)
-        is_at_end = step >= checkpoints.training.train_steps or checkpoints.is_stalled(step)
-        return is_at_end and checkpoints.has_average()
+        return checkpoints.is_at_end(step) and checkpoints.has_average()
 
     def corpus(self, say: Say = lambda line: None) -> TokenizedCorpus:
         """Returns the text that the run trains on, from its token cache or tokenized now."""

@@ -8,7 +8,7 @@
  6. Plan batches from that step on, for all devices     Trainer._batches, BatchPlan
  7. One update after another (models/update.py)         Trainer.train, TensorFlowUpdate.update
  8. After an update: log, validate, save                Trainer._after_update
- 9. Stop: at the last step, by a metric, by a signal    Trainer.train, _is_stalled
+ 9. Stop: at the last step, by a metric, by a signal    Trainer.train, Checkpoints.is_at_end
 10. Average checkpoints                                 Trainer.average
 
 A checkpoint holds weights, optimizer, random states of dropout, and how many updates in a row were
@@ -176,7 +176,7 @@ class Trainer:
         """Trains to the last step, or until `stop_metric` stalls; raises as `train` does."""
         training = self.training
         check_validation(training, dev)
-        if self.step >= training.train_steps or self._is_stalled():
+        if self._is_at_end():
             return
         batches, shapes = self._batches(corpus, self._check_batch_inputs(corpus, dev))
         validation = None
@@ -200,7 +200,7 @@ class Trainer:
                 if self._is_chief:
                     self.checkpoints.write_metrics(0, values)
             stream = iter(batches)
-            while self.step < training.train_steps:
+            while True:
                 log.begin_update()
                 self._update(stream)
                 self.step += 1
@@ -209,7 +209,7 @@ class Trainer:
                 if self._is_stopped(signals):
                     self._save_early(log)
                     raise Stopped([signal.SIGTERM, *signals][-1], self.step)
-                if training.is_saved(self.step) and self._is_stalled():
+                if training.is_saved(self.step) and self._is_at_end():
                     break
         wait_for_workers(self.strategy)  # for the last checkpoint
 
@@ -319,9 +319,9 @@ class Trainer:
             f"{last}; train another run with a lower learning_rate or clip_norm"
         )
 
-    def _is_stalled(self) -> bool:
+    def _is_at_end(self) -> bool:
         wait_for_workers(self.strategy)  # for what the chief has written
-        return self.checkpoints.is_stalled(self.step)
+        return self.checkpoints.is_at_end(self.step)
 
 
 def _digest(dev: ParallelText) -> str:

@@ -12,7 +12,7 @@ from keras_transformer.config import SearchConfig, TrainingConfig
 from keras_transformer.data.batches import BatchPlan, evaluation_batches
 from keras_transformer.data.corpus import ParallelText
 from keras_transformer.errors import InputError
-from keras_transformer.inference import Translator
+from keras_transformer.inference import LocalTranslator
 from keras_transformer.inference.compiled_search import gpu_shapes
 from keras_transformer.models import Seq2SeqModel
 from keras_transformer.tasks import VALIDATION_METRICS, Task
@@ -94,7 +94,7 @@ class DevMetric:
         searched = set(self._sentences)
         self._pairs = [pair for pair in zip(*text, strict=True) if pair[0] in searched]
         has_replicas = model.distribute_strategy.num_replicas_in_sync > 1
-        self._translator = Translator(
+        self._translator = LocalTranslator(
             model,
             source,
             target,

@@ -173,7 +173,7 @@ def test_stalled_after_patience_checkpoints(tmp_path, name, values, expected):
         checkpoints.write_metrics(10 * number, {name: value, "other": 1.0})
         checkpoints.write_metrics(10 * number + 5, {name: 0.0})  # not regular: not counted
     steps = range(1, len(values) + 1)
-    assert [step for step in steps if checkpoints.is_stalled(10 * step)] == expected
+    assert [step for step in steps if checkpoints.is_at_end(10 * step)] == expected
 
 
 def test_checkpoint_that_a_name_means(checkpoints):

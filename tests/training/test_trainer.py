@@ -262,9 +262,7 @@ def test_xla_compiles_each_of_few_shapes_once_before_training(tmp_path, run_pyth
     dump = tmp_path / "dump"
     flags = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
     program = "-c", TRAIN_WITH_XLA, FOLDER
-    output = run_python(*program, compiled.path, XLA_FLAGS=flags)
-    lines = [f"Compiling {len(few.shapes)} programs: {n} done" for n in range(len(few.shapes) + 1)]
-    assert output.splitlines()[: len(lines)] == lines
+    run_python(*program, compiled.path, XLA_FLAGS=flags)
     programs = [
         path.name
         for path in dump.iterdir()
