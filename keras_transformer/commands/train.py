@@ -22,7 +22,6 @@ from keras_transformer.commands import command_flags, common
 from keras_transformer.config import (
     TRAINING_PRESETS,
     DataConfig,
-    ModelConfig,
     TrainingConfig,
     architectures,
 )
@@ -63,26 +62,23 @@ _JIT_COMPILE = flags.DEFINE_enum(
 flags.DEFINE_enum(
     "preset",
     settings.DEFAULT_PRESET,
-    sorted(ModelConfig.presets(), key=lambda name: "-" in name),  # plain names first
+    list(TRAINING_PRESETS),
     "Settings of model and training; other flags change them.",
 )
 flags.DEFINE_enum(
     "architecture",
-    None,
+    settings.DEFAULT_ARCHITECTURE,
     list(architectures()),
-    "Kind of model, of the size that --preset names. Default: that of --preset.",
+    "Kind of model, of the size that --preset names.",
 )
 flags.DEFINE_enum(
     "task", settings.DEFAULT_TASK, registered_tasks(), "What the model is trained for."
 )
 
-
 # The help of a field that several architectures have shows the defaults of the first one's presets.
-for _config in sorted(
-    architectures().values(), key=lambda config: settings.DEFAULT_PRESET not in config.presets()
-):
+for _config in architectures().values():
     _names = {name for name in _config.__dataclass_fields__ if "vocabulary_size" not in name}
-    command_flags.define_flags(_config, _names - set(flags.FLAGS), _config.presets())
+    command_flags.define_flags(_config, _names - set(flags.FLAGS), _config.PRESETS)
 command_flags.define_flags(DataConfig)
 command_flags.define_task_options()
 command_flags.define_flags(TrainingConfig, presets=TRAINING_PRESETS)

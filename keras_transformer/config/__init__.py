@@ -1,7 +1,7 @@
 """Hyperparameters of model, data, training and search: frozen dataclasses that check themselves.
 
 One place lists every hyperparameter; layers take plain numbers and never see these classes.
-`ModelConfig.preset("base")` gives the paper's settings, `to_dict` and `from_dict` a round trip.
+`TransformerConfig.preset("base")` has the paper's settings, `to_dict` and `from_dict` a round trip.
 """
 
 from keras_transformer.config.data import DEFAULT_VOCABULARY_SIZE as DEFAULT_VOCABULARY_SIZE

@@ -138,12 +138,6 @@ class DataConfig(JsonConfig):
         "Drop pairs with more tokens on either side from training and from the dev loss.",
         minimum=1,
     )
-    max_length_ratio: float | None = option(
-        None,
-        "Drop training pairs whose longer side has more than this many times the tokens of the "
-        "shorter side. Default: no limit.",
-        minimum=1,
-    )
     augment: float = option(
         0.0,
         "Altered copies per training pair, on average, that are trained on as well: in capitals, "

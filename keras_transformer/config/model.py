@@ -28,20 +28,17 @@ WORD_START = "\u2581"  # SentencePiece writes it instead of a space
 LANGUAGE_CODE = r"[ \t\n\f\r]*(>>[^<> \t\n\f\r]+<<)[ \t\n\f\r]*"
 
 
-Preset = Mapping[str, Any]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig(JsonConfig):
     """Abstract base: hyperparameters of any sequence-to-sequence model.
 
     A subclass has the name of its `architecture`, adds fields, and presets if it likes. The
-    decorator `register_architecture` of its model makes it known, so that `preset` and `from_dict`
-    of this class find it.
+    decorator `register_architecture` of its model makes it known, so that `from_dict` of this class
+    finds it.
     """
 
     architecture: ClassVar[str]
-    PRESETS: ClassVar[Mapping[str, Preset]] = {}
+    PRESETS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     vocabulary_size: int = option(
         MISSING, "Tokens of the source vocabulary, V.", minimum=NUM_RESERVED
@@ -51,10 +48,10 @@ class ModelConfig(JsonConfig):
     )
     model_dim: int = option(512, "Width of embeddings and hidden states, d_model.", minimum=1)
     dropout: float = option(
-        0.1, "Dropout rate of the output of each sub-layer (5.4).", minimum=0, below=1
-    )
-    embedding_dropout: float | None = option(
-        None, "Dropout rate of both inputs. Default: dropout, as in the paper.", minimum=0, below=1
+        0.1,
+        "Dropout rate of both inputs, and of the output of each sub-layer (5.4).",
+        minimum=0,
+        below=1,
     )
     share_embeddings: Literal["all", "target", "none"] = option(
         "all",
@@ -106,45 +103,19 @@ class ModelConfig(JsonConfig):
         return config
 
     @classmethod
-    def presets(cls) -> dict[str, Preset]:
-        """Returns the presets of this architecture, or of all architectures, by name."""
-        return {
-            name: preset
-            for config in architectures().values()
-            if issubclass(config, cls)
-            for name, preset in _own_presets(config).items()
-        }
-
-    @classmethod
-    def preset_name(cls, name: str) -> str:
-        """Returns the whole name of a preset: `RecurrentConfig` has "rnn-tiny" for "tiny".
-
-        Raises:
-            InputError: there is no such preset.
-        """
-        known = cls.presets()
-        ends = [preset for preset in known if preset.rpartition("-")[2] == name]
-        whole = name if name in known or not ends else ends[0]
-        check_choice("preset", whole, tuple(known))
-        return whole
-
-    @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
         """Returns a named configuration, such as "tiny", or the paper's "base" and "big".
 
         Args:
-            name: one of `presets()`, or the end of one, such as "tiny" for "rnn-tiny".
+            name: one of `PRESETS`.
             **changes: fields with other values; `vocabulary_size` is required.
 
         Example:
-            >>> ModelConfig.preset("base", vocabulary_size=37000).model_dim
+            >>> TransformerConfig.preset("base", vocabulary_size=37000).model_dim
             512
         """
-        name = cls.preset_name(name)
-        (architecture,) = (
-            key for key, config in _ARCHITECTURES.items() if name in _own_presets(config)
-        )
-        return cls.from_dict({"architecture": architecture, **cls.presets()[name]} | changes)
+        check_choice("preset", name, tuple(cls.PRESETS))
+        return cls.from_dict({**cls.PRESETS[name], **changes})
 
 
 _ARCHITECTURES: dict[str, type[ModelConfig]] = {}
@@ -158,29 +129,16 @@ def add_architecture(config: Config) -> Config:
     before Keras and the models are imported.
 
     Raises:
-        InputError: another class has the name, or one of the presets.
+        InputError: another class has the name.
     """
     name = config.architecture
     add_class(_ARCHITECTURES, name, config, f"architecture {name!r}")
-    for other in _ARCHITECTURES.values():
-        taken = sorted(_own_presets(other).keys() & _own_presets(config).keys())
-        if taken and other is not config:
-            del _ARCHITECTURES[name]
-            raise InputError(
-                f"preset {taken[0]!r} of {config.__qualname__} is one of {other.__qualname__}; "
-                "rename it"
-            )
     return config
 
 
 def architectures() -> dict[str, type[ModelConfig]]:
     """Returns the configuration class of each registered architecture by its name."""
     return dict(_ARCHITECTURES)
-
-
-def _own_presets(config: type[ModelConfig]) -> Mapping[str, Preset]:
-    """Returns the presets of a class without those that it inherits."""
-    return vars(config).get("PRESETS", {})
 
 
 Positions = Literal["sinusoidal", "concatenated", "halves", "learned", "relative"]
@@ -341,15 +299,9 @@ class UniversalConfig(TransformerLayersConfig):
     architecture = "universal"
     # The sizes of tensor2tensor.
     PRESETS = {  # noqa: RUF012 (a ClassVar of the base)
-        "universal-tiny": dict(
-            num_steps=8, model_dim=128, feed_forward_dim=512, num_heads=4, dropout=0.1
-        ),
-        "universal-small": dict(
-            num_steps=6, model_dim=512, feed_forward_dim=2048, num_heads=8, dropout=0.1
-        ),
-        "universal-base": dict(
-            num_steps=6, model_dim=1024, feed_forward_dim=4096, num_heads=16, dropout=0.3
-        ),
+        "tiny": dict(num_steps=8, model_dim=128, feed_forward_dim=512, num_heads=4, dropout=0.1),
+        "small": dict(num_steps=6, model_dim=512, feed_forward_dim=2048, num_heads=8, dropout=0.1),
+        "base": dict(num_steps=6, model_dim=1024, feed_forward_dim=4096, num_heads=16, dropout=0.3),
     }
 
     num_steps: int = option(
@@ -394,8 +346,8 @@ class RecurrentConfig(ModelConfig):
 
     architecture = "recurrent"
     PRESETS = {  # noqa: RUF012 (a ClassVar of the base)
-        "rnn-tiny": dict(num_layers=1, model_dim=128, hidden_dim=256, dropout=0.3),
-        "rnn-base": dict(num_layers=2, model_dim=512, hidden_dim=512, dropout=0.2),
+        "tiny": dict(num_layers=1, model_dim=128, hidden_dim=256, dropout=0.3),
+        "base": dict(num_layers=2, model_dim=512, hidden_dim=512, dropout=0.2),
     }
 
     num_layers: int = option(1, "Layers of the encoder, and of the decoder.", minimum=1)

@@ -142,21 +142,18 @@ class TrainingConfig(JsonConfig):
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
-        """Returns the training of a model preset, which depends on its `preset_size`."""
-        size = preset_size(name)
-        check_choice("preset", size, tuple(TRAINING_PRESETS))
-        return cls.from_dict(TRAINING_PRESETS[size] | changes)
+        """Returns the training of a model's preset."""
+        check_choice("preset", name, tuple(TRAINING_PRESETS))
+        return cls.from_dict(TRAINING_PRESETS[name] | changes)
 
 
+_TINY = dict(train_steps=20_000, batch_tokens=2048, warmup_steps=1000, average_last=5)
 TRAINING_PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": dict(train_steps=20_000, batch_tokens=2048, warmup_steps=1000, average_last=5),
+    "tiny": _TINY,
     "small": dict(train_steps=50_000, batch_tokens=8192, average_last=5),
     "base": dict(train_steps=100_000, average_last=5),
     "student": dict(train_steps=100_000, average_last=5),
     "big": dict(train_steps=300_000, average_last=20),
+    "tiny-fast": _TINY,
+    "tiny-student": _TINY,
 }
-
-
-def preset_size(name: str) -> str:
-    """Returns the size in the name of a model preset: "tiny" for "rnn-tiny" and "tiny-fast"."""
-    return next((part for part in name.split("-") if part in TRAINING_PRESETS), name)

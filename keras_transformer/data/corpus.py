@@ -140,7 +140,6 @@ class TokenizedCorpus:
         target: Sequence[Sequence[int]],
         *,
         max_length: int | None = None,
-        max_length_ratio: float | None = None,
         may_be_empty: bool = False,
         name: str = "",
     ) -> "TokenizedCorpus":
@@ -150,8 +149,6 @@ class TokenizedCorpus:
             source: token ids of each sentence, without BOS and EOS.
             target: the same for the translations, in the same order.
             max_length: pairs with more tokens on a side are dropped; None keeps all.
-            max_length_ratio: pairs are dropped if one side has more than this many times the tokens
-                of the other; None keeps all.
             may_be_empty: accept a corpus of which no pair is left.
             name: of the text, for the error otherwise.
 
@@ -168,7 +165,6 @@ class TokenizedCorpus:
         reasons = {
             "empty": shorter == 0,
             "too long": longer > (max_length or np.inf),
-            "length ratio": longer / np.maximum(shorter, 1) > (max_length_ratio or np.inf),
         }
         keep, dropped = np.ones(len(source), bool), {}
         for reason, applies in reasons.items():

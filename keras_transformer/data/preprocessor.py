@@ -111,7 +111,7 @@ class Seq2SeqPreprocessor:
             self.target.encode(text.target),
             max_length=self.max_length,
         )
-        self.dropped = {reason: corpus.dropped[reason] for reason in ("empty", "too long")}
+        self.dropped = corpus.dropped
         if any(self.dropped.values()):
             reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
             message = f"left out of {len(text.source)} pairs: {reasons}"

@@ -44,7 +44,6 @@ def cached_corpus(
     vocabularies: tuple[Vocabulary, Vocabulary],
     *,
     max_length: int | None = None,
-    max_length_ratio: float | None = None,
 ) -> TokenizedCorpus:
     """Opens the tokenized corpus of these inputs; tokenizes the text first if there is none.
 
@@ -54,7 +53,7 @@ def cached_corpus(
         folder: the cache folder.
         sources: the text, in this order.
         vocabularies: of the source and of the target.
-        max_length, max_length_ratio: see `TokenizedCorpus.from_ids`.
+        max_length: see `TokenizedCorpus.from_ids`.
 
     Raises:
         InputError: a text cannot be read, changes meanwhile, or has no usable pair; or the folder
@@ -63,12 +62,11 @@ def cached_corpus(
     Example:
         >>> corpus = cached_corpus("run/tokens", [TsvFile("train.tsv")], (vocabulary, vocabulary))
     """
-    limits = {"max_length": max_length, "max_length_ratio": max_length_ratio}
     inputs = {
         "format": _FORMAT,
         "sources": [source.identity for source in sources],
         "vocabularies": [vocabulary.fingerprint for vocabulary in vocabularies],
-        **limits,
+        "max_length": max_length,
     }
     path = pathlib.Path(folder) / f"tokens-{_digest(inputs)}"
     corpus = _open(path)
@@ -76,7 +74,7 @@ def cached_corpus(
         shutil.rmtree(path, ignore_errors=True)  # a damaged one
         try:
             with writing(f"the tokenized text to {folder}"), atomic_folder(path) as aside:
-                _write(aside, inputs, sources, vocabularies, limits)
+                _write(aside, inputs, sources, vocabularies)
         except InputError:
             if not path.exists():  # as another process has made the same one meanwhile
                 raise
@@ -107,7 +105,6 @@ def _write(
     inputs: dict[str, Any],
     sources: Sequence[PairSource],
     vocabularies: Sequence[Vocabulary],
-    limits: dict[str, Any],
 ) -> None:
     """Tokenizes the text into the files of a corpus."""
     types = {f"{side}_offsets": "<i8" for side in _SIDES}
@@ -129,7 +126,9 @@ def _write(
             dropped: collections.Counter[str] = collections.Counter()
             while (text := ParallelText.from_pairs(itertools.islice(pairs, _CHUNK_PAIRS))).source:
                 ids = (v.encode(side) for v, side in zip(vocabularies, text, strict=True))
-                corpus = TokenizedCorpus.from_ids(*ids, **limits, may_be_empty=True)
+                corpus = TokenizedCorpus.from_ids(
+                    *ids, max_length=inputs["max_length"], may_be_empty=True
+                )
                 for side in _SIDES:
                     append(f"{side}_ids", getattr(corpus, f"{side}_ids"))
                     offsets = getattr(corpus, f"{side}_offsets") + ends[side]

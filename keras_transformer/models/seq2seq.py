@@ -69,9 +69,8 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
             self.target_embedding = TokenEmbedding(
                 config.target_size, **embedding, name="target_embedding"
             )
-        rate = config.dropout if config.embedding_dropout is None else config.embedding_dropout
-        self.source_dropout = Dropout(rate, name="source_dropout", dtype=dtype)
-        self.target_dropout = Dropout(rate, name="target_dropout", dtype=dtype)
+        self.source_dropout = Dropout(config.dropout, name="source_dropout", dtype=dtype)
+        self.target_dropout = Dropout(config.dropout, name="target_dropout", dtype=dtype)
 
     def build(self, input_shape: Any = None) -> None:
         config = self.config
@@ -293,8 +292,7 @@ def register_architecture(config: type[ModelConfig]) -> Callable[[Model], Model]
     `ModelConfig`, `build_model`, runs, commands and Keras's model files then find both.
 
     Raises:
-        InputError: another configuration has the name or a preset, or another model has the
-            configuration.
+        InputError: another configuration has the name, or another model the configuration.
 
     Example:
         >>> @register_architecture(RecurrentConfig)

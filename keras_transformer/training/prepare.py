@@ -47,13 +47,7 @@ def training_corpus(
     sources = task.train_sources(data)
     if data.augment:
         sources = [AugmentedPairs(source, data.augment) for source in sources]
-    corpus = cached_corpus(
-        folder,
-        sources,
-        vocabularies,
-        max_length=data.max_length,
-        max_length_ratio=data.max_length_ratio,
-    )
+    corpus = cached_corpus(folder, sources, vocabularies, max_length=data.max_length)
     for reason, count in corpus.dropped.items():
         if count:
             say(f"Dropped {count:,} pairs: {reason}.")

@@ -22,16 +22,17 @@ from keras_transformer.config import (
     ModelConfig,
     SearchConfig,
     TrainingConfig,
+    TransformerConfig,
     architectures,
     split_list,
 )
-from keras_transformer.config.training import preset_size
-from keras_transformer.errors import InputError
+from keras_transformer.errors import InputError, check_choice
 from keras_transformer.files import local_paths
 from keras_transformer.tasks import Task, TranslationTask, get_task, registered_tasks
 
 Options = Mapping[str, Any]
 
+DEFAULT_ARCHITECTURE = TransformerConfig.architecture
 DEFAULT_PRESET = "tiny"
 DEFAULT_TASK = "translation"
 # A run that starts from another one has a tenth of the paper's peak rate, (model_dim * 4000)^-0.5.
@@ -176,7 +177,7 @@ def changed_configs(configs: RunConfigs, options: Options) -> RunConfigs:
     if values.get("precision") == "auto":  # the run keeps what it has meant
         del values["precision"]
     if preset := values.pop("preset", None):
-        values = TRAINING_PRESETS[preset_size(preset)] | values
+        values = TRAINING_PRESETS[preset] | values
         if "start_from" not in configs.origin:  # whose model is another run's
             values = _sizes(type(configs.model), preset) | values
     stored: dict[str, Any] = {"task": configs.task.name}
@@ -259,13 +260,9 @@ def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
     if not data.shares_vocabulary:
         values["target_vocabulary_size"] = size
         values.setdefault("share_embeddings", "target")
-    architecture = options.get("architecture")
-    config = architectures()[architecture] if architecture else ModelConfig
-    preset = options.get("preset", DEFAULT_PRESET)
-    if config.presets():
-        return config.preset(preset, **values)
-    sizes = _sizes(config, preset)
-    if "preset" not in options:  # the defaults that the class itself declares come first
+    config = architectures()[options.get("architecture", DEFAULT_ARCHITECTURE)]
+    sizes = _sizes(config, options.get("preset", DEFAULT_PRESET))
+    if "preset" not in options and "PRESETS" not in vars(config):  # a user's: its defaults first
         sizes = {name: value for name, value in sizes.items() if name not in vars(config)}
     return config.from_dict(sizes | values)
 
@@ -273,16 +270,16 @@ def _model(task: Task, data: DataConfig, options: Options) -> ModelConfig:
 def _sizes(config: type[ModelConfig], preset: str) -> dict[str, Any]:
     """Returns the fields that a preset sets in an architecture.
 
-    One without presets, such as a user's own, takes those of the others as far as it has fields.
+    One without presets, such as a user's own, takes the Transformer's as far as it has fields.
     """
-    kind = config if config.presets() else ModelConfig
-    values = kind.presets()[kind.preset_name(preset)]
-    return {name: value for name, value in values.items() if name in config.fields_with()}
+    presets = config.PRESETS or TransformerConfig.PRESETS
+    check_choice("preset", preset, tuple(presets))
+    return {name: presets[preset][name] for name in presets[preset] if name in config.fields_with()}
 
 
 def _model_options(options: Options) -> dict[str, Any]:
-    """Returns the options that are fields of any architecture, and its name."""
-    values = {name: options[name] for name in ("architecture",) if name in options}
+    """Returns the options that are fields of any architecture."""
+    values: dict[str, Any] = {}
     for config in architectures().values():
         values |= config.pick(options)
     # The option of that name is a field of the data; a vocabulary may come out smaller.

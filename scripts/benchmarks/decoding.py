@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.engines import Channel, Engine, Turn, check_gpu, rates, take_turns
 from keras_transformer.commands import common
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig, SearchConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, SearchConfig, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.files import read_lines
 from keras_transformer.host import keep_freed_memory
@@ -117,7 +117,7 @@ def random_model(preset: str, vocabulary_size: int) -> "tuple[Transformer, Vocab
     words = (f"w{number}" for number in range(vocabulary_size))
     vocabulary = learn_vocabulary(words, size=vocabulary_size, kind="word")
     keras.utils.set_random_seed(_SEED)
-    model = build_model(ModelConfig.preset(preset, vocabulary_size=vocabulary_size))
+    model = build_model(TransformerConfig.preset(preset, vocabulary_size=vocabulary_size))
     # Hidden states share a direction, and the embeddings of these tokens point the other way.
     signs = np.random.default_rng(_SEED).choice([-1.0, 1.0], model.config.model_dim)
     last_norm = model.decoder.final_norm or model.decoder.layers[-1].feed_forward_norm

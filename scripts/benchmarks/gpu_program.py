@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from benchmarks import hlo
-from keras_transformer.config import EOS_ID, ModelConfig, TrainingConfig
+from keras_transformer.config import EOS_ID, TrainingConfig, TransformerConfig
 from keras_transformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _model(case: Case) -> Any:
     from keras_transformer.models import build_model
 
     keras.utils.set_random_seed(_SEED)
-    config = ModelConfig.preset(case.preset, vocabulary_size=case.vocabulary_size)
+    config = TransformerConfig.preset(case.preset, vocabulary_size=case.vocabulary_size)
     return build_model(config, dtype=case.precision)
 
 

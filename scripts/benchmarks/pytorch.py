@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from benchmarks.engines import Channel, check_gpu
 from benchmarks.training import Job, batch
-from keras_transformer.config import PAD_ID, ModelConfig, TrainingConfig, TransformerConfig
+from keras_transformer.config import PAD_ID, TrainingConfig, TransformerConfig
 from keras_transformer.host import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def main(job: Job) -> None:
     torch.set_flush_denormal(True)
     training = TrainingConfig.preset(job["preset"], precision=job["precision"])
     torch.manual_seed(training.seed)
-    config = ModelConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
+    config = TransformerConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
     model = TorchTransformer(cast(TransformerConfig, config)).to(device)
     step = make_step(model, training, job["engine"] == "pytorch_compiled")
     channel = Channel(f"torch {torch.__version__}")

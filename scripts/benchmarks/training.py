@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.engines import Channel, Engine, check_gpu, rates, take_turns
 from keras_transformer.commands import common
-from keras_transformer.config import BOS_ID, EOS_ID, ModelConfig, TrainingConfig
+from keras_transformer.config import BOS_ID, EOS_ID, TrainingConfig, TransformerConfig
 
 if TYPE_CHECKING:  # it would load TensorFlow, beside which PyTorch's optimizers cannot be imported
     from keras_transformer.data.batches import Batch
@@ -98,7 +98,7 @@ def main(job: Job) -> None:
     tf.config.experimental.enable_tensor_float_32_execution(False)  # as PyTorch's default is
     tf.config.threading.set_intra_op_parallelism_threads(job["threads"])
     training = TrainingConfig.preset(job["preset"], precision=job["precision"])
-    config = ModelConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
+    config = TransformerConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
     keras.utils.set_random_seed(training.seed)
     model = build_model(config, dtype=training.precision)
     compile_for_training(model, training)

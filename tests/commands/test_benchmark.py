@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import config
-from keras_transformer.config import BOS_ID, ModelConfig, TrainingConfig
+from keras_transformer.config import BOS_ID, TrainingConfig, TransformerConfig
 
 _SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(_SCRIPTS))
@@ -174,7 +174,7 @@ def test_pytorch_has_our_parameters_and_losses(tmp_path, run_python):
     from keras_transformer.training.optimizer import compile_for_training
 
     keras.utils.set_random_seed(1)
-    config = ModelConfig.preset("tiny", vocabulary_size=50, num_layers=2, dropout=0.0)
+    config = TransformerConfig.preset("tiny", vocabulary_size=50, num_layers=2, dropout=0.0)
     training = TrainingConfig.preset("tiny", precision="float32", warmup_steps=10)
     model = build_model(config)
     weights = {each.path.partition("/")[2]: each.numpy() for each in model.weights}

@@ -99,7 +99,6 @@ CHANGES = {
     "order": ({"order": -1}, None, 8),
     "vocabulary": ({"vocabulary": Letters("others")}, None, 8),
     "length": ({"max_length": 99}, None, 8),
-    "ratio": ({"max_length_ratio": 9.0}, None, 8),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer import Translator
-from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, ModelConfig
+from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, TransformerConfig
 from keras_transformer.errors import InputError
 from keras_transformer.inference.translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer, build_model
@@ -168,7 +168,7 @@ def test_attention_needs_all_models_to_have_it(two_best, wrap):
 def test_graph_of_tiny_is_small(trained):
     """Tracing and the first call take time for each operation; a second decoder had 3,600 more."""
     vocabulary = trained[1]
-    model = build_model(ModelConfig.preset("tiny", vocabulary_size=vocabulary.size))
+    model = build_model(TransformerConfig.preset("tiny", vocabulary_size=vocabulary.size))
     function = Translator(model, vocabulary).functions.function("serving_default")
     graph = function.graph.as_graph_def()
     functions = graph.library.function

@@ -35,7 +35,7 @@ def make_config_class():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class ConvConfig(ModelConfig):
         architecture = "conv"
-        PRESETS = {"conv-tiny": dict(model_dim=32, num_blocks=3)}  # noqa: RUF012
+        PRESETS = {"tiny": dict(model_dim=32, num_blocks=3)}  # noqa: RUF012
 
         num_blocks: int = 1
 
@@ -53,9 +53,7 @@ def test_config_classes_and_presets_are_found_by_architecture(conv_config):
     config = conv_config(vocabulary_size=9, num_blocks=2)
     assert config.to_dict()["architecture"] == "conv"
     assert ModelConfig.from_dict(config.to_dict()) == config
-    assert set(ModelConfig.presets()) == {*TransformerConfig.PRESETS, "conv-tiny"}
     expected = conv_config(vocabulary_size=9, model_dim=32, num_blocks=3)
-    assert ModelConfig.preset("conv-tiny", vocabulary_size=9) == expected
     assert conv_config.preset("tiny", vocabulary_size=9) == expected
     assert architectures() == {"transformer": TransformerConfig, "conv": conv_config}
     again = make_config_class()  # as if its module were imported again
@@ -77,7 +75,7 @@ SIZE = dict(vocabulary_size=9)
             lambda conv: ModelConfig.from_dict(conv(**SIZE).to_dict() | {"heads": 2}),
             "ConvConfig has no field heads; it has vocabulary_size",
         ),
-        (lambda conv: conv.preset("base", **SIZE), "^preset must be one of conv-tiny, got 'base'$"),
+        (lambda conv: conv.preset("base", **SIZE), "^preset must be one of tiny, got 'base'$"),
         (lambda conv: build_model(conv(**SIZE)), "no model is registered for ConvConfig; register"),
         (
             lambda _: CONFIGS["universal"].replace(norm_epsilon=0.0),

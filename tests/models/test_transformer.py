@@ -17,21 +17,19 @@ PAPER = TransformerConfig(
 )
 
 
-@pytest.mark.parametrize(
-    "rate", ["dropout", "embedding_dropout", "attention_dropout", "feed_forward_dropout"]
-)
+@pytest.mark.parametrize("rate", ["dropout", "attention_dropout", "feed_forward_dropout"])
 def test_each_dropout_rate_acts_alone(rate):
-    none = dict(dropout=0.0, embedding_dropout=0.0)
-    plain = random_model(PAPER.replace(**none))
-    model = random_model(PAPER.replace(**(none | {rate: 0.4})))
+    plain = random_model(PAPER.replace(dropout=0.0))
+    model = random_model(PAPER.replace(**({"dropout": 0.0} | {rate: 0.4})))
     expected = logits_of(plain, training=True)
     np.testing.assert_array_equal(logits_of(plain), expected)
     np.testing.assert_array_equal(logits_of(model), expected)
     assert np.abs(logits_of(model, training=True) - expected).max() > 0.01
 
 
-def test_embedding_dropout_defaults_to_dropout():
-    assert Transformer(PAPER.replace(dropout=0.3)).source_dropout.rate == 0.3
+def test_embeddings_are_dropped_like_outputs_of_sublayers():
+    model = Transformer(PAPER.replace(dropout=0.3))
+    assert model.source_dropout.rate == model.target_dropout.rate == 0.3
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "gelu_sigmoid"])
