@@ -30,9 +30,9 @@ FLOORS = {
 # The most lines of a folder. A change that needs more names what goes for it, or raises the number
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
-    "client": 514, "commands": 1840, "config": 1260, "data": 1243, "explorer": 394,
-    "inference": 1002, "interop": 2676, "layers": 2607, "models": 1807, "pretrained": 48,
-    "search": 1470, "serving": 583, "tasks": 1608, "text": 951, "training": 2361,
+    "client": 514, "commands": 1828, "config": 1185, "data": 1238, "explorer": 394,
+    "inference": 1008, "interop": 2650, "layers": 2568, "models": 1805, "pretrained": 48,
+    "search": 1470, "serving": 583, "tasks": 1567, "text": 951, "training": 2344,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.
 WITHOUT_TENSORFLOW = (
