@@ -82,7 +82,7 @@ REJECTED = {
     "quantized layers": quantized,
     "a model of class OtherTransformer": lambda: OtherTransformer(SMALL),
     "a model of class Sequential": keras.Sequential,
-    "31 source tokens and the source vocabulary 30": (
+    "31 source tokens, the vocabulary 30": (
         lambda: Transformer(SMALL.replace(vocabulary_size=31))
     ),
     "positions relative": lambda: Transformer(SMALL.replace(positions="relative")),
