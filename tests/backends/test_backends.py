@@ -41,7 +41,7 @@ CONFIGS = {
     ),
     "recurrent": RecurrentConfig(hidden_dim=12, intra_decoder_attention=True, **SIZES),
     "student": TransformerConfig(num_layers=1, decoder_mixer="ssru", **HEADS, **SIZES),
-    "universal": UniversalConfig(num_steps=2, positions="rotary", **HEADS, **SIZES),
+    "universal": UniversalConfig(num_steps=2, **HEADS, **SIZES),
 }  # fmt: skip
 slow = pytest.mark.slow
 every_model = pytest.mark.parametrize("name", CONFIGS)

@@ -82,9 +82,7 @@ REJECTED = {
     "quantized layers": quantized,
     "a model of class OtherTransformer": lambda: OtherTransformer(SMALL),
     "a model of class Sequential": keras.Sequential,
-    "31 source tokens, the vocabulary 30": (
-        lambda: Transformer(SMALL.replace(vocabulary_size=31))
-    ),
+    "31 source tokens, the vocabulary 30": lambda: Transformer(SMALL.replace(vocabulary_size=31)),
     "positions relative": lambda: Transformer(SMALL.replace(positions="relative")),
     "decoder_attention_window 3": lambda: Transformer(SMALL.replace(decoder_attention_window=3)),
     "decoder_mixer ssru": lambda: Transformer(SMALL.replace(decoder_mixer="ssru")),
