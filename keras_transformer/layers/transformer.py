@@ -177,15 +177,15 @@ class TransformerLayer(Layer):
         self.feed_forward_norm = norm(name="feed_forward_norm")
         self.dropout = Dropout(dropout, name="dropout", dtype=dtype)
 
-    def build(self, x_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
-        self.self_attention.build(x_shape)
-        self.self_attention_norm.build(x_shape)
+    def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
+        self.self_attention.build(input_shape)
+        self.self_attention_norm.build(input_shape)
         if self.has_cross_attention:
             if not self.cross_attention.built:  # by `project_memory`
-                self.cross_attention.build(x_shape, *memory_shape)
-            self.cross_attention_norm.build(x_shape)
-        self.feed_forward.build(x_shape)
-        self.feed_forward_norm.build(x_shape)
+                self.cross_attention.build(input_shape, *memory_shape)
+            self.cross_attention_norm.build(input_shape)
+        self.feed_forward.build(input_shape)
+        self.feed_forward_norm.build(input_shape)
 
     def _run(
         self,
@@ -357,11 +357,11 @@ class TransformerStack(Layer):
             norm_class = self.layer_class.norm_class
             self.final_norm = norm_class(epsilon, name="final_norm", dtype=self.dtype_policy)
 
-    def build(self, x_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
+    def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
         for layer in self.layers:
-            layer.build(x_shape, *memory_shape)
+            layer.build(input_shape, *memory_shape)
         if self.final_norm is not None:
-            self.final_norm.build(x_shape)
+            self.final_norm.build(input_shape)
 
     def _read(self, x: Tensor, *memory: Any, **options: Any) -> tuple[Any, ...]:
         """Calls all layers; returns x and, of each kind of scores, a list of the layers'."""

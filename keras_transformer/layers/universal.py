@@ -117,10 +117,10 @@ class UniversalStack(TransformerStack):
         """The layer of all steps."""
         return self.layers[0]
 
-    def build(self, x_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
-        super().build(x_shape, *memory_shape)
+    def build(self, input_shape: tuple[int | None, ...], *memory_shape: Any) -> None:
+        super().build(input_shape, *memory_shape)
         if self.halting_unit is not None:
-            self.halting_unit.build(x_shape)
+            self.halting_unit.build(input_shape)
 
     def _repeat(
         self,

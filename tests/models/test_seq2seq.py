@@ -93,6 +93,13 @@ def test_unknown_and_impossible_architectures_are_rejected(conv_config, call, me
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_summary_shows_the_shapes_of_layers(name):
+    lines: list[str] = []
+    build_model(CONFIGS[name]).summary(expand_nested=True, print_fn=lines.append)
+    assert "(None, None, 8)" in "".join(lines)
+
+
 def test_dense_layers_of_keras_can_be_adapted(tmp_path):
     model = build_model(CONFIGS["transformer"].replace(dropout=0.0))
     before = np.asarray(model(INPUTS))
