@@ -1,6 +1,5 @@
 """Fixtures shared by all tests."""
 
-import collections
 import contextlib
 import datetime
 import fcntl
@@ -90,20 +89,6 @@ _JUSTIFIED_SKIPS = (
 )  # fmt: skip
 
 
-def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:
-    """Lists what was skipped and why; with --strict-skips unjustified skips are failures."""
-    counts = collections.Counter(
-        str(report.longrepr[-1]).removeprefix("Skipped: ")
-        for report in terminalreporter.stats.get("skipped", [])
-    )
-    for reason, count in sorted(counts.items()):
-        terminalreporter.write_line(f"skipped {count}: {reason}")
-    if any("tensorflow_model_server" in reason for reason in counts):
-        terminalreporter.write_line(
-            "NOT TESTED: a real TensorFlow Serving, which is not installed; a stand-in answered"
-        )
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
@@ -112,7 +97,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reasons = {str(report.longrepr[-1]) for report in reporter.stats.get("skipped", [])}
     if any(all(known not in reason for known in _JUSTIFIED_SKIPS) for reason in reasons):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        reporter.write_line("--strict-skips: tests were skipped that could run; see the list below")
+        reporter.write_line("--strict-skips: tests were skipped that could run; see their list")
 
 
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef) -> None:
@@ -250,14 +235,11 @@ def call(monkeypatch, capsys):
     return call
 
 
-@pytest.fixture(scope="session")
-def traced():
-    """The translators of commands, by checkpoints and settings."""
-    return {}
+_TRANSLATORS: dict[Any, Any] = {}  # of commands, by checkpoints and settings
 
 
 @pytest.fixture
-def share_translators(monkeypatch, traced):
+def share_translators(monkeypatch):
     """Has the commands trace the graph of one checkpoint and search once."""
     from keras_transformer.commands import common
 
@@ -269,9 +251,9 @@ def share_translators(monkeypatch, traced):
         stored = [model.run.checkpoints().path(model.checkpoint) for model in models]
         files = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in stored)
         key = files, search, task or models[0].configs.task
-        if key not in traced:
-            traced[key] = load(models, search, task)
-        return traced[key]
+        if key not in _TRANSLATORS:
+            _TRANSLATORS[key] = load(models, search, task)
+        return _TRANSLATORS[key]
 
     monkeypatch.setattr(common, "load_translator", load_once)
 

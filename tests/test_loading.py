@@ -37,6 +37,8 @@ def test_model_of_another_toolkit_is_loaded(sample_model):
         ("runs/none", {}, "there is no file or folder runs/none"),
         ("nothing", {}, "no model or folder nothing; the package has the models"),
         ("./nothing", {}, "nothing does not exist; give the folder of a model, or its file"),
+        ("./best.keras", {}, r"best.keras is a Keras model.*Translator\(model, voc"),
+        ("en-de", {"checkpoint": "best"}, "no checkpoint 'best'"),
         ("gs://bucket/run", {}, "gs://bucket/run is not on this machine"),
         ("{run}", {"num_beams": 3}, "SearchConfig has no field num_beams; it has method, bea"),
         ("{exports}", {}, r"no SavedModel in .*exports.*/1"),
@@ -48,6 +50,7 @@ def test_wrong_name_or_option_is_reported(
     name, options, part, run_dir, exported, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "best.keras").touch()
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between its attempts
     with pytest.raises(InputError, match=part):

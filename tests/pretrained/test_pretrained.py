@@ -72,19 +72,6 @@ def test_name_without_slash_is_the_model_in_the_package(packed, words, monkeypat
             Translator.load(name)
 
 
-def test_keras_file_is_for_load_model(tmp_path):
-    (tmp_path / "best.keras").touch()
-    with pytest.raises(InputError, match=r"best.keras is a Keras model.*Translator\(model, voc"):
-        Translator.load(tmp_path / "best.keras")
-
-
-def test_unknown_name_lists_the_models(packed):
-    with pytest.raises(InputError, match="no model or folder wrods; the package has the models wo"):
-        Translator.load("wrods")
-    with pytest.raises(InputError, match="no checkpoint 'best'"):
-        Translator.load("words", checkpoint="best")
-
-
 def test_weights_beyond_half_precision_are_rejected(run_dir, tmp_path):
     origin, run = RunDirectory(run_dir), RunDirectory(tmp_path / "run")
     model = origin.load_model()
