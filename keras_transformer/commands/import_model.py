@@ -20,11 +20,9 @@ from keras_transformer.errors import InputError
 
 _MODEL = command_flags.define_path(
     "model",
-    "Folder or file of the model, or its name on the Hugging Face Hub (MarianMTModel).",
+    "Folder or file of the model, or its name on the Hugging Face Hub (MarianMTModel), such as "
+    "owner/name; owner/name@v1 is a branch, tag or commit.",
     required=True,
-)
-_REVISION = flags.DEFINE_string(
-    "revision", None, "Branch, tag or commit of a model on the Hub. Default: the newest."
 )
 _RUN_DIR = command_flags.define_path(
     "run_dir", "The run directory to create; it must not exist yet.", required=True
@@ -61,7 +59,7 @@ def main(arguments: list[str]) -> None:
     run = RunDirectory(_RUN_DIR.value)
     run.check_is_new()  # before a download
     options = ImportOptions(vocabularies, spms, _NUM_HEADS.value)
-    model = read_model(_MODEL.value, _FORMAT.value, options, _REVISION.value)
+    model = read_model(_MODEL.value, _FORMAT.value, options)
     import_run(model, _RUN_DIR.value)
     sizes = " and ".join(f"{vocabulary.size:,}" for vocabulary in model.vocabularies)
     print(f"A model of {model.origin['format']} with {sizes} tokens.")

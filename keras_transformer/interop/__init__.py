@@ -50,25 +50,22 @@ def read_model(
     model: Path,
     format_name: str | None = None,
     import_options: ImportOptions | None = None,
-    revision: str | None = None,
 ) -> ForeignModel:
     """Returns a model of another toolkit, with its `origin` and notes for the user.
 
     Args:
         model: a folder or file; or the name of a model on the Hugging Face Hub, such as
-            "Helsinki-NLP/opus-mt-en-de", which is downloaded.
+            "Helsinki-NLP/opus-mt-en-de", which is downloaded; with "@" and a branch, tag or commit
+            for another revision than the newest.
         format_name: one of `FORMATS`; None means the one whose files are there.
         import_options: facts that the files do not state.
-        revision: of a model on the Hub: a branch, tag or commit.
 
     Raises:
         InputError: it cannot be downloaded or read, or is not a Transformer that this package
             supports; or an option is not for its format.
     """
     is_on_hub = is_hub_name(str(model))
-    if revision is not None and not is_on_hub:
-        raise InputError(f"a revision is of a model on the Hub, and {model} is a path; remove it")
-    path = download(str(model), revision) if is_on_hub else local_path(model)
+    path = download(str(model)) if is_on_hub else local_path(model)
     format_name = format_name or _find_format(path)
     check_choice("format", format_name, tuple(FORMATS))
     format, options = FORMATS[format_name], import_options or ImportOptions()
@@ -76,7 +73,8 @@ def read_model(
         if value != ImportOptions._field_defaults[name] and name not in format.options:
             raise InputError(f"{name} are not for models of {format_name}; remove the option")
     foreign = format.read(path, options)
-    origin = {"format": format_name, "model": str(model) if is_on_hub else path.resolve().name}
+    name = str(model).partition("@")[0] if is_on_hub else path.resolve().name
+    origin = {"format": format_name, "model": name}
     origin |= {"revision": path.name} if is_on_hub else {}
     foreign = dataclasses.replace(foreign, origin=origin)
     if kind_of(foreign.vocabularies[0]) == "word":

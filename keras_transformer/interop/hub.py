@@ -15,25 +15,28 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that the Hub h
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether a model is named as on the Hub, owner/name, and no file or folder has this path."""
-    is_name = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", model) is not None
+    """Whether a model is named as on the Hub, owner/name or owner/name@revision, and no file or
+    folder has this path.
+    """
+    is_name = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?", model) is not None
     return is_name and not pathlib.Path(model).exists()
 
 
-def download(name: str, revision: str | None = None) -> pathlib.Path:
+def download(model: str) -> pathlib.Path:
     """Returns the folder in the cache that has a MarianMTModel's files, after downloading it.
 
     Files that are not needed, such as weights for other frameworks, are not downloaded.
 
     Args:
-        name: of the model, such as "Helsinki-NLP/opus-mt-en-de".
-        revision: a branch, tag or commit; by default the newest.
+        model: its name, such as "Helsinki-NLP/opus-mt-en-de", with "@" and a branch, tag or commit
+            for another revision than the newest.
 
     Raises:
         InputError: huggingface_hub is not installed; the Hub cannot be reached, or has no such
             model or revision, or one of another kind, or requires its terms to be accepted.
     """
-    missing = f"there is no file or folder {name}"
+    name, _, revision = model.partition("@")
+    missing = f"there is no file or folder {model}"
     try:
         with needs_extra("hub"):
             from huggingface_hub import constants, errors, hf_hub_download
@@ -59,7 +62,7 @@ def download(name: str, revision: str | None = None) -> pathlib.Path:
             reason = one_line(error)
             raise InputError(f"{missing}, and no {file} of {page} ({reason})") from error
 
-    config = fetch("config.json", revision)
+    config = fetch("config.json", revision or None)
     if config is None:
         raise InputError(f"{page} has no config.json, which a MarianMTModel needs")
     read_config(config)  # rejects models of other kinds before their weights are downloaded

@@ -51,7 +51,8 @@ def test_only_needed_files_are_downloaded_once(fake_hub, sample_model, tmp_path,
     assert run.configs().origin == {"format": "transformers", "model": NAME, "revision": COMMIT}
 
     fake_hub.requests.clear()
-    assert download(NAME, revision="v1") == download(NAME, revision=COMMIT) == path
+    assert download(f"{NAME}@v1") == download(f"{NAME}@{COMMIT}") == path
+    assert read_model(f"{NAME}@v1").origin == run.configs().origin
     assert files(fake_hub.requests) == []  # of the same commit all are in the cache
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     fake_hub.requests.clear()
@@ -72,17 +73,17 @@ def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_p
         (tmp_path / name).mkdir(parents=True)
         if config is not None:
             (tmp_path / name / "config.json").write_text(f'{{"model_type": "{config}"}}')
-    for name, revision, message in (
-        ("Helsinki-NLP/opus-mt-en-dee", None, "no file or folder .*-dee, and no config.json of ht"),
-        (GATED, None, "no config.json of http.*/someone/gated .*gated repo"),
-        (NAME, "v9", "no config.json of .* Revision Not Found"),
-        ("some/bert", None, "model_type is 'bert', and of the models of transformers only"),
-        ("some/empty", None, "some/empty has no config.json"),
-        ("some/bare", None, "some/bare has no vocab.json, which a MarianMTModel needs"),
-        ("some/--", None, r"no config.json of .*some/--"),
+    for name, message in (
+        ("Helsinki-NLP/opus-mt-en-dee", "no file or folder .*-dee, and no config.json of ht"),
+        (GATED, "no config.json of http.*/someone/gated .*gated repo"),
+        (f"{NAME}@v9", "no config.json of .* Revision Not Found"),
+        ("some/bert", "model_type is 'bert', and of the models of transformers only"),
+        ("some/empty", "some/empty has no config.json"),
+        ("some/bare", "some/bare has no vocab.json, which a MarianMTModel needs"),
+        ("some/--", r"no config.json of .*some/--"),
     ):
         with pytest.raises(InputError, match=message) as caught:
-            download(name, revision)
+            download(name)
         assert "\n" not in str(caught.value)
     assert not {"GET model.safetensors", "GET pytorch_model.bin"} & set(fake_hub.requests)
 
@@ -94,11 +95,9 @@ def test_models_that_cannot_be_downloaded_are_reported_in_a_line(fake_hub, tmp_p
 
 def test_names_of_the_hub_are_told_from_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert hub.is_hub_name(NAME)
+    assert hub.is_hub_name(NAME) and hub.is_hub_name(f"{NAME}@refs/pr/1")
     (tmp_path / NAME).mkdir(parents=True)
     assert not any(map(hub.is_hub_name, (NAME, "opus-mt-en-de", "/a/b", "../a", "a/b/c")))
-    with pytest.raises(InputError, match="a revision is of a model on the Hub"):
-        read_model(tmp_path, revision="v1")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(
         InputError, match=r"no file or folder runs/nmbers; a model of the Hub .*'.\[hub\]'"
