@@ -34,6 +34,8 @@ def checked_ids(name: str, ids: Tensor, vocabulary_size: int, longest: int | Non
     """
     check_shape(name, ids)
     ids = tf.convert_to_tensor(ids)
+    if ids.dtype.is_floating:
+        ids = require(ids, tf.reduce_all(ids == tf.floor(ids)), f"{name} must be whole numbers")
     is_token = tf.not_equal(ids, PAD_ID)
     largest = tf.reduce_max(tf.bitcast(tf.cast(ids, tf.int32), tf.uint32))  # negative ones too
     message = f"{name} must be ids of a vocabulary of {vocabulary_size}, padded with 0 (not -100)"

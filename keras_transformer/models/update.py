@@ -58,10 +58,12 @@ class TensorFlowUpdate(keras.Model):
             (loss,) = losses
         if loss_weights is not None:
             raise InputError("the model has one loss: give a loss that is scaled, no loss_weights")
-        if loss == "sparse_categorical_crossentropy":
+        known = keras.losses.get(loss) if isinstance(loss, str) else loss
+        is_function = known is keras.losses.sparse_categorical_crossentropy
+        if is_function or getattr(known, "from_logits", True) is False:
             raise InputError(
-                f"{loss} takes probabilities, the model gives logits; give the loss "
-                "SmoothedCrossEntropy() or one of Keras's with from_logits=True"
+                "the loss takes probabilities, the model gives logits; give SmoothedCrossEntropy() "
+                "or one of Keras's with from_logits=True"
             )
         is_split = self.accumulation_steps > 1 or self.distribute_strategy.num_replicas_in_sync > 1
         reduction = getattr(loss, "reduction", "mean")

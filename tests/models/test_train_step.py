@@ -138,6 +138,7 @@ def test_labels_must_be_as_long_as_the_target(model):
         ("source", {9: 11}, "source must be ids of a vocabulary of 11, padded with 0"),
         ("target", {9: -1}, "target must be ids of a vocabulary"),
         ("labels", {9: -100}, "labels must be ids of a vocabulary"),
+        ("source", {9: 5.5}, "source must be whole numbers"),
         ("source", {6: 0}, "source has padding, 0, before a token"),
         ("labels", {6: 0}, "labels has padding, 0, before a token"),
         ("labels", {6: 2}, "labels have BOS, 2"),
@@ -281,6 +282,7 @@ SUMMED, APART, WEIGHTED = (
         (dict(loss=[SUMMED], accumulation_steps=2), LABELS, "got the reduction sum"),
         (dict(loss_weights=[2.0]), LABELS, "the model has one loss"),
         (dict(loss="sparse_categorical_crossentropy"), LABELS, "takes probabilities"),
+        (dict(loss=keras.losses.SparseCategoricalCrossentropy()), LABELS, "takes probabilities"),
         (dict(class_weight={5: 2.0}), LABELS, r"give sample_weight \[B, T\]"),
     ],
 )
