@@ -29,6 +29,8 @@ def test_model_of_another_toolkit_is_loaded(sample_model):
     for text in (">>de<< a", "\ufeff>>de<< a"):
         with pytest.warns(UserWarning, match="lacks the language code"):
             assert translator.translate([text])
+        with pytest.warns(UserWarning, match="lacks the language code"):
+            assert translator.score([text], ["a"])
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ FLOORS = {
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
     "client": 514, "commands": 1828, "config": 1185, "data": 1238, "explorer": 394,
-    "inference": 1008, "interop": 2651, "layers": 2568, "models": 1809, "pretrained": 48,
+    "inference": 1011, "interop": 2651, "layers": 2568, "models": 1809, "pretrained": 48,
     "search": 1470, "serving": 583, "tasks": 1567, "text": 951, "training": 2344,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.

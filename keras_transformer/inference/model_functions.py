@@ -339,8 +339,9 @@ class ModelFunctions:
         """Returns ids of two texts [B], the source [B, S] and as labels the target [B, T]; and
         marks.
 
-        The marks are "source_cut", bool [B], whether a source is longer than the model reads, and
-        "is_cut", bool [B], whether a target is longer than any that search can generate.
+        The marks are "source_cut", bool [B], whether a source is longer than the model reads,
+        "is_cut", bool [B], whether a target is longer than any that search can generate, and
+        "code_unknown" as in `translate_text`.
         """
         text = _checked(source, [target], "source and target must have as many rows")
         text = text if self.task is None else self.task.read_text(text)
@@ -354,6 +355,8 @@ class ModelFunctions:
             "is_cut": self.target_tokenizer.cuts(target, self._longest + 1)
             | (target_tokens.row_lengths() > self._longest),
         }
+        if self.source_tokenizer.vocabulary.language_codes:
+            marks["code_unknown"] = self.source_tokenizer.has_unknown_code(text)
         return with_eos(tokens, limit), labels, marks
 
 
