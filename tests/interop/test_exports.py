@@ -9,6 +9,7 @@ import unicodedata
 
 import keras
 import numpy as np
+import opus_base
 import pytest
 import sentencepiece
 import tensorflow as tf
@@ -276,3 +277,22 @@ def test_transformers_translates_as_we_do(ask, trained, words, tmp_path):
         assert (answer["left_over"], answer["texts"]) == ([], translations)
         if answer["scores"] is not None:
             np.testing.assert_allclose(answer["scores"], scores, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_model_of_the_size_of_opus_translates_as_in_transformers(ask, sample_model, tmp_path):
+    tokenizers, longest = sample_model("opus_tokenizers"), 40
+    opus_base.write(tokenizers, tmp_path / "model")
+    lines = (tokenizers / "source.jsonl").read_text(encoding="utf-8").splitlines()[:40]
+    texts = [text for line in lines if len(text := json.loads(line)["text"]) < 60][:4]
+    foreign = read_model(tmp_path / "model")
+    limits = dict(max_length=longest, max_extra_length=longest, replace_unknowns=False)
+    search = SearchConfig(**foreign.search | limits)
+    translations, _ = first_hypotheses(
+        Translator(foreign.to_model(), *foreign.vocabularies, search), texts
+    )
+    options = {"num_beams": 4, "max_length": longest + 2}  # the start and the end
+    (answer,) = ask({"folder": tmp_path / "model", "source": texts, "search": options})
+    assert (answer["left_over"], answer["texts"]) == ([], translations)
+    lengths = map(len, foreign.vocabularies[1].encode(translations))
+    assert sum(2 < length < longest for length in lengths) >= 2  # ended by themselves
