@@ -278,8 +278,8 @@ def _sizes(config: type[ModelConfig], preset: str) -> dict[str, Any]:
 
 
 def _model_options(options: Options) -> dict[str, Any]:
-    """Returns the options that are fields of any architecture."""
-    values: dict[str, Any] = {}
+    """Returns the options that are fields of any architecture, and its name."""
+    values = {name: options[name] for name in ("architecture",) if name in options}
     for config in architectures().values():
         values |= config.pick(options)
     # The option of that name is a field of the data; a vocabulary may come out smaller.

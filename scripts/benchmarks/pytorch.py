@@ -12,7 +12,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -132,7 +132,7 @@ def main(job: Job) -> None:
     training = TrainingConfig.preset(job["preset"], precision=job["precision"])
     torch.manual_seed(training.seed)
     config = TransformerConfig.preset(job["preset"], vocabulary_size=job["vocabulary_size"])
-    model = TorchTransformer(cast(TransformerConfig, config)).to(device)
+    model = TorchTransformer(config).to(device)
     step = make_step(model, training, job["engine"] == "pytorch_compiled")
     channel = Channel(f"torch {torch.__version__}")
     while steps := channel.request():
