@@ -140,7 +140,7 @@ class DataConfig(JsonConfig):
     )
     augment: float = option(
         0.0,
-        "Altered copies per training pair, on average, that are trained on as well: in capitals, "
+        "Altered copies per training pair, on average, that are trained on as well: in other case, "
         "without punctuation, with typing errors, with numbers, addresses and words of other "
         "scripts that are copied.",
         minimum=0,

@@ -132,7 +132,7 @@ class SearchConfig(JsonConfig):
     )
     max_extra_length: int = option(
         50,
-        "A translation has at most this many tokens more than its source.",
+        "A translation has at most this many tokens more than its source, or ends at its prefix.",
         minimum=0,
         maximum=MAX_TOKENS,
     )

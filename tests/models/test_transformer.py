@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import transformer_oracle
+from keras import ops
 from model_cases import INPUTS, SOURCE, TARGET, logits_of, random_model
 
 from keras_transformer.config import TransformerConfig
@@ -27,9 +28,18 @@ def test_each_dropout_rate_acts_alone(rate):
     assert np.abs(logits_of(model, training=True) - expected).max() > 0.01
 
 
-def test_embeddings_are_dropped_like_outputs_of_sublayers():
+class DropAll(keras.layers.Layer):
+    def call(self, x, training=None):
+        return ops.zeros_like(x)
+
+
+def test_embeddings_with_positions_are_dropped():
+    assert np.ptp(logits_of(Transformer(PAPER))) > 0.1
     model = Transformer(PAPER.replace(dropout=0.3))
     assert model.source_dropout.rate == model.target_dropout.rate == 0.3
+    for side in ("source", "target"):
+        setattr(model, f"{side}_dropout", DropAll())
+    assert np.ptp(logits_of(model)) < 1e-5  # nothing tells tokens and positions apart
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "gelu_sigmoid"])
