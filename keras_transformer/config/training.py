@@ -93,9 +93,8 @@ class TrainingConfig(JsonConfig):
     )
     validation_time_share: float = option(
         0.1,
-        "Rough share of training time for translating the dev set; sets how many of its "
-        "sentences are scored (at least 128). 0: none. With a small batch_sentences, give a "
-        "lower share.",
+        "Rough share of training time for translating the dev set, of which it scores at least "
+        "128 sentences. 0: none. With a small batch_sentences, give a lower share.",
         minimum=0,
         maximum=1,
         needs_dev_set=True,
