@@ -54,8 +54,8 @@ _PRECISION = flags.DEFINE_enum(
     "precision",
     "float32",
     ["float32", "bfloat16"],
-    "Number format of a SavedModel's weights and computation. bfloat16 halves the file; with "
-    "AMX and oneDNN it is faster for base in batches, slower for tiny.",
+    "Number format of a SavedModel's weights and computation. bfloat16 halves the file; "
+    "whether it is faster depends on processor, model and batch.",
 )
 command_flags.define_flags(SearchConfig)
 
