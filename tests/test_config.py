@@ -201,6 +201,7 @@ def test_corpora_are_counted():
     assert data.num_corpora == 4
     files = dict(train_source="a.en*3,b.en", train_target="a.de*3,b*de", dataset="d/en-de*2")
     assert DataConfig(**files).num_corpora == 6
+    assert DataConfig(train_file="a.tsv*0,b.tsv").num_corpora == 2
     with pytest.raises(InputError, match="the same number of files"):
         DataConfig(**files | {"train_target": "a.de,b.de"})
 

@@ -30,7 +30,7 @@ FLOORS = {
 # The most lines of a folder. A change that needs more names what goes for it, or raises the number
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
-    "client": 514, "commands": 1828, "config": 1185, "data": 1238, "explorer": 394,
+    "client": 514, "commands": 1828, "config": 1186, "data": 1238, "explorer": 394,
     "inference": 1011, "interop": 2651, "layers": 2568, "models": 1809, "pretrained": 48,
     "search": 1470, "serving": 583, "tasks": 1567, "text": 951, "training": 2344,
 }  # fmt: skip

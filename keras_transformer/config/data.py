@@ -188,5 +188,6 @@ def split_list(text: str | None) -> list[str]:
     entries = []
     for entry in map(str.strip, text.split(",") if text else ()):
         name, _, times = entry.rpartition("*")
-        entries += [name] * int(times) if name and times.isdecimal() else [entry]
+        is_count = name and times.isdecimal() and int(times)  # "a.en*0" is a name
+        entries += [name] * int(times) if is_count else [entry]
     return entries
