@@ -284,6 +284,11 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
                 f"warmup_steps and train_steps must be at least 1, got {warmup_steps} and "
                 f"{train_steps}"
             )
+        if decay != "constant" and warmup_steps >= train_steps:
+            raise InputError(
+                f"decay {decay} needs steps after the warm-up, got warmup_steps {warmup_steps} and "
+                f"train_steps {train_steps}"
+            )
         self.peak = peak
         self.warmup_steps = warmup_steps
         self.train_steps = train_steps

@@ -206,6 +206,8 @@ def test_config_round_trip(value, config):
 def test_warm_up_needs_a_step():
     with pytest.raises(InputError, match="warmup_steps must be at least 1, got 64 and 0"):
         InverseSquareRoot(model_dim=64, warmup_steps=0)
+    with pytest.raises(InputError, match="decay cosine needs steps after the warm-up, got warmup"):
+        WarmUp(0.1, warmup_steps=5, train_steps=5, decay="cosine")
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (2, 3, 1)])
