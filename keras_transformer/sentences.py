@@ -121,7 +121,8 @@ class SentenceTranslator(abc.ABC):
             # A model without any codes has no such output.
             return [not row for row in answer.get("code_unknown", [True] * len(answer["scores"]))]
 
-        are_known = self._run("serving_default", {"text": [*codes]}, read) if codes else []
+        pairs = pair_inputs(codes, [""] * len(codes))  # `score` reads them without a search
+        are_known = self._run("score", pairs, read) if codes else []
         return [code for code, is_known in zip(codes, are_known, strict=True) if is_known]
 
     def score(self, source: Sequence[str], target: Sequence[str]) -> list[Score]:

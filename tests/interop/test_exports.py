@@ -263,10 +263,10 @@ def test_transformers_translates_as_we_do(ask, trained, words, tmp_path):
     generator = random.Random(3)
     texts = [" ".join(generator.choices([*words, "zebra"], k=1 + index % 4)) for index in range(24)]
     folder = export_transformers(*trained, tmp_path / "model")
-    of_opus = read_model(folder).search
-    assert of_opus["length_penalty"] == 1.0 and of_opus["early_stop"] == "current"
+    opus_search = read_model(folder).search
+    assert opus_search["length_penalty"] == 1.0 and opus_search["early_stop"] == "current"
     questions, expected = [], []
-    for search in (of_opus, {"length_penalty": 0.0}):
+    for search in (opus_search, {"length_penalty": 0.0}):
         for beam_size in (1, 4):
             changes = dict(beam_size=beam_size, max_extra_length=20, replace_unknowns=False)
             translator = Translator(*trained, SearchConfig(**search | changes))
@@ -280,7 +280,7 @@ def test_transformers_translates_as_we_do(ask, trained, words, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_of_the_size_of_opus_translates_as_in_transformers(ask, sample_model, tmp_path):
+def test_a_model_of_the_size_opus_search_translates_as_in_transformers(ask, sample_model, tmp_path):
     tokenizers, longest = sample_model("opus_tokenizers"), 40
     opus_base.write(tokenizers, tmp_path / "model")
     lines = (tokenizers / "source.jsonl").read_text(encoding="utf-8").splitlines()[:40]
