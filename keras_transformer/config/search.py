@@ -28,7 +28,7 @@ class RequestOption(NamedTuple):
 
     Attributes:
         type: float, int, or str for the prefix.
-        off: the value without effect, for which a graph has no operations; None if there is none.
+        off: the value without operations in a graph where sentences cannot set it; None if none is.
     """
 
     type: type

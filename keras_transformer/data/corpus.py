@@ -114,8 +114,8 @@ class TokenizedCorpus:
     """Pairs of token sequences: pair n has source_ids[source_offsets[n]:source_offsets[n + 1]].
 
     Attributes:
-        source_ids, target_ids: int32, or uint16 in files; all sentences of a side concatenated,
-            each ended by EOS_ID.
+        source_ids, target_ids: int32, or uint16 in files of vocabularies of at most 65,536 tokens;
+            all sentences of a side concatenated, each ended by EOS_ID.
         source_offsets, target_offsets: int64 [N + 1], where each sentence begins.
         dropped: number of dropped pairs by reason.
         text: a digest of the text, None if it is not from a token cache.

@@ -96,8 +96,8 @@ def export_ctranslate2(
         folder: a path that does not exist.
 
     Raises:
-        InputError: ctranslate2 is not installed or cannot express the model; a vocabulary is not
-            the model's; the folder exists or cannot be written.
+        InputError: ctranslate2 is not installed; this export does not support the model; a
+            vocabulary is not the model's; the folder exists or cannot be written.
 
     Example:
         >>> folder = export_ctranslate2(model, source, target, "exports/en-de")

@@ -328,7 +328,7 @@ def check_exportable(
         reasons = {**obstacles(model.config), "quantized layers": is_quantized}
     else:
         reasons = {f"a model of class {type(model).__name__}": True}
-    reject(reasons, f"{toolkit} does not support {{}}; export the model as a SavedModel")
+    reject(reasons, f"the export to {toolkit} does not support {{}}; export a SavedModel instead")
     check_sizes(model.config, vocabularies)
 
 
