@@ -108,10 +108,10 @@ class DataConfig(JsonConfig):
     )
     vocabulary_normalization: Normalization = option(
         "nfc",
-        'Unicode normalization of both sides: "nfc" composes letters and marks and turns '
-        'tabs and no-break spaces into spaces; "nfkc" also replaces full-width, superscript and '
-        "other compatible characters and Persian's non-joiner, which the model can then never "
-        'write; "identity" does neither. All collapse repeated spaces and strip the ends.',
+        'Unicode normalization of both sides: "nfc" composes letters and marks and turns no-break '
+        'spaces into spaces; "nfkc" also replaces full-width, superscript and other compatible '
+        'characters and Persian\'s non-joiner, which the model can then never write; "identity" '
+        "does neither. All drop what is invisible but joiners, read tabs as spaces, trim spaces.",
         for_vocabulary=True,
         needs=_LEARNED,
     )

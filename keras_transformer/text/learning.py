@@ -84,10 +84,10 @@ def learn_vocabulary(
         kind: "bpe" (Sennrich et al. 2016, the paper's choice), "unigram" (Kudo 2018), "char", or
             "word" for words between spaces, for example of tokenized text ("un@@ happy").
         normalization: what a model reads and writes. "nfc" composes letters and marks, makes spaces
-            of tabs and no-break spaces, and keeps all else; "identity" changes nothing; "nfkc" is
-            Unicode NFKC as other toolkits have it, which rewrites full-width characters, "½", "²",
-            an ellipsis and Persian's non-joiner, so that the model can write none of these. All
-            turn runs of spaces into one and trim the ends.
+            of no-break spaces, and keeps all else; "identity" does neither; "nfkc" is Unicode NFKC
+            as other toolkits have it, which rewrites full-width characters, "½", "²", an ellipsis
+            and Persian's non-joiner, so that the model can write none of these. All drop
+            invisible characters but joiners, make spaces of tabs, and strip extra spaces.
         character_coverage: share of all characters that get a token, from 0.98 to 1; the rarest
             become unknown.
         byte_fallback: spells unknown characters as UTF-8 bytes (256 more tokens).
