@@ -17,17 +17,6 @@ from keras_transformer.config import PAD_ID
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import InputError, check_choice
 
-__all__ = [
-    "TRAINING_PREFIX",
-    "InverseSquareRoot",
-    "Padding",
-    "Perplexity",
-    "SmoothedCrossEntropy",
-    "TargetTokens",
-    "TokenAccuracy",
-    "WarmUp",
-]
-
 # Name prefix of metrics that a model updates in `call` during training only: evaluation does not
 # show them.
 TRAINING_PREFIX = "train_"

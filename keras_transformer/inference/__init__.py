@@ -6,8 +6,6 @@ sentences), words.py (words of a text and its tokens), teacher_forcing.py (given
 compiled_search.py (XLA).
 """
 
-from keras_transformer.inference.compiled_search import XlaShapes
-from keras_transformer.inference.model_functions import ModelFunctions
-from keras_transformer.inference.translator import LocalTranslator
-
-__all__ = ["LocalTranslator", "ModelFunctions", "XlaShapes"]
+from keras_transformer.inference.compiled_search import XlaShapes as XlaShapes
+from keras_transformer.inference.model_functions import ModelFunctions as ModelFunctions
+from keras_transformer.inference.translator import LocalTranslator as LocalTranslator

@@ -1,17 +1,9 @@
 """Trainable models, and ensembles of them."""
 
-from keras_transformer.models.ensemble import Ensemble
-from keras_transformer.models.recurrent import RecurrentModel
-from keras_transformer.models.seq2seq import Seq2SeqModel, build_model, register_architecture
-from keras_transformer.models.transformer import Transformer
-from keras_transformer.models.universal import UniversalTransformer
-
-__all__ = [
-    "Ensemble",
-    "RecurrentModel",
-    "Seq2SeqModel",
-    "Transformer",
-    "UniversalTransformer",
-    "build_model",
-    "register_architecture",
-]
+from keras_transformer.models.ensemble import Ensemble as Ensemble
+from keras_transformer.models.recurrent import RecurrentModel as RecurrentModel
+from keras_transformer.models.seq2seq import Seq2SeqModel as Seq2SeqModel
+from keras_transformer.models.seq2seq import build_model as build_model
+from keras_transformer.models.seq2seq import register_architecture as register_architecture
+from keras_transformer.models.transformer import Transformer as Transformer
+from keras_transformer.models.universal import UniversalTransformer as UniversalTransformer

@@ -13,8 +13,9 @@ import pytest
 from fake_server import SERVE, FaultError, upper_case_model
 
 from keras_transformer import InputError
-from keras_transformer.client import Client, ServingError, Translation
+from keras_transformer.client import Client, ServingError
 from keras_transformer.client import client as client_module
+from keras_transformer.outputs import Translation
 
 
 @pytest.fixture

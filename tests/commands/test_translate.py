@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from keras_transformer import Translator
-from keras_transformer.client import Score, Translation
+from keras_transformer.outputs import Score, Translation
 from keras_transformer.serving import export as serving_export
 
 
