@@ -157,7 +157,6 @@ MISTAKES = [
     (TransformerConfig, dict(target_vocabulary_size=20), "share_embeddings"),
     (TransformerConfig, dict(max_relative_distance=8), "max_relative_distance"),
     (TransformerConfig, dict(max_positions=99), "max_positions"),
-    (TransformerConfig, dict(share_positions=False), "share_positions"),
     (TransformerConfig, dict(positions="relative", first_position=1), "first_position"),
     (UniversalConfig, dict(adaptive_steps=False, halting_bias=0.5), "halting_bias"),
     (DataConfig, dict(train_source=None, train_target=None), "train_source"),

@@ -265,11 +265,6 @@ class TransformerConfig(TransformerLayersConfig):
         None, "Layers of the decoder. Default: num_layers.", minimum=1
     )
     embedding_norm: bool = option(False, "Normalize embeddings plus positions.")
-    share_positions: bool = option(
-        True,
-        "Let encoder and decoder share the table of learned positions.",
-        needs={"positions": ("learned",)},
-    )
     source_eos: bool = option(True, "Let the encoder read the EOS that ends each source.")
     encoder_attention_window: int | None = option(
         None,

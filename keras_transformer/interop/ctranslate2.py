@@ -11,6 +11,7 @@ Shapes: D model dimension, P positions.
 """
 
 import functools
+import itertools
 import math
 import os
 import pathlib
@@ -19,7 +20,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from keras import ops
 
 from keras_transformer.config import BOS_ID, EOS_ID, UNK_ID, TransformerConfig
 from keras_transformer.errors import InputError, needs_extra
@@ -168,8 +168,6 @@ def _specification(model: Transformer, specs: Any) -> Any:
     decoder.embeddings.weight = to_numpy(model.target_embedding.table)
     encoder.position_encodings.encodings = _positions(model.positions, config)
     decoder.position_encodings.encodings = encoder.position_encodings.encodings
-    if not config.share_positions:
-        decoder.position_encodings.encodings = _positions(model.target_positions, config)
     for path, array in layer_tensors(model, _LAYOUT):
         *names, kind = path.split("/")
         setattr(functools.reduce(_child, names, spec), kind, array)
@@ -241,7 +239,7 @@ def read_ctranslate2(folder: pathlib.Path, import_options: ImportOptions) -> For
     options = _options(tensors, config, starts_from_zero)
     source, target = _symbols(folder, config, starts_from_zero)
     target_table = tensors.get("decoder/embeddings/weight", (None, None))
-    positions, position_tables = _read_positions(tensors, target_table.shape[1])
+    positions = _read_positions(tensors, target_table.shape[1])
     tensors.ignore(*_IGNORED)
     beside = (folder / "source.model", folder / "target.model")
     spms = import_options.spms or (beside if all(path.is_file() for path in beside) else ())
@@ -253,7 +251,6 @@ def read_ctranslate2(folder: pathlib.Path, import_options: ImportOptions) -> For
         target_table=target_table,
         projection=tensors.get("decoder/projection/weight", target_table.shape),
         output_bias=tensors.find("decoder/projection/bias", (len(target_table),)),
-        position_tables=position_tables,
         source=source,
         target=target,
         spms=spms,
@@ -385,20 +382,21 @@ def _options(tensors: Tensors, config: Options, starts_from_zero: bool) -> dict[
     }
 
 
-def _read_positions(tensors: Tensors, model_dim: int) -> tuple[dict[str, Any], list[Array]]:
-    """Returns fields of `TransformerConfig`, and the tables if the positions are learned."""
+def _read_positions(tensors: Tensors, model_dim: int) -> dict[str, Any]:
+    """Returns fields of `TransformerConfig`; `InputError` if the positions are learned."""
     names = [f"{side}/position_encodings/encodings" for side in ("encoder", "decoder")]
     if not all(name in tensors for name in names):
-        return {"positions": "concatenated", "first_position": 1}, []
+        return {"positions": "concatenated", "first_position": 1}
     source, target = (tensors.get(name, (None, model_dim)) for name in names)
-    if not np.array_equal(source, target):
-        return {}, [source, target]
-    for kind in ("sinusoidal", "concatenated", "halves"):
-        for first in range(3):
-            formula = sinusoids(np.arange(len(source)) + first, model_dim, kind)
-            if np.allclose(source, ops.convert_to_numpy(formula), atol=2e-3):
-                return {"positions": kind, "first_position": first}, []
-    return {}, [source]
+    found = [
+        {"positions": kind, "first_position": first}
+        for kind, first in itertools.product(("sinusoidal", "concatenated", "halves"), range(3))
+        if np.allclose(
+            source, to_numpy(sinusoids(np.arange(len(source)) + first, model_dim, kind)), atol=2e-3
+        )
+    ]
+    reject({"learned positions": not found or not np.array_equal(source, target)})
+    return found[0]
 
 
 def _symbols(

@@ -32,9 +32,6 @@ from keras_transformer.models.seq2seq import (
 class TransformerModel(Seq2SeqModel):
     """Base of the Transformer and the Universal Transformer: positions and decoding.
 
-    Args:
-        config: the hyperparameters.
-
     Attributes:
         positions: None if self-attention has positions.
         encoder, decoder: made by the architecture.
@@ -47,7 +44,16 @@ class TransformerModel(Seq2SeqModel):
 
     def __init__(self, config: TransformerLayersConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.positions = self._make_positions("positions")
+        self.positions: PositionalEncoding | None = None
+        if config.positions != "relative":
+            self.positions = PositionalEncoding(
+                config.model_dim,
+                config.positions,
+                config.first_position,
+                config.max_positions,
+                name="positions",
+                dtype=self.dtype_policy,
+            )
         if config.positions == "learned":
             self.max_length = config.max_positions - config.first_position
 
@@ -55,8 +61,8 @@ class TransformerModel(Seq2SeqModel):
         if self.built:
             return
         super().build(input_shape)
-        for encoding in self._encodings():
-            encoding.build()
+        if self.positions is not None:
+            self.positions.build()
         hidden = (None, None, self.config.model_dim)
         self.encoder.build(hidden)
         self.decoder.build(hidden)
@@ -122,25 +128,8 @@ class TransformerModel(Seq2SeqModel):
         """
 
     def embedding_tables(self) -> list[keras.Variable]:
-        tables = [encoding.table for encoding in self._encodings()]
-        return super().embedding_tables() + [table for table in tables if table is not None]
-
-    def _encodings(self) -> list[PositionalEncoding]:
-        """Returns the positional encodings that the model adds to embeddings."""
-        return [] if self.positions is None else [self.positions]
-
-    def _make_positions(self, name: str) -> PositionalEncoding | None:
-        config = self.config
-        if config.positions == "relative":
-            return None
-        return PositionalEncoding(
-            config.model_dim,
-            config.positions,
-            config.first_position,
-            config.max_positions,
-            name=name,
-            dtype=self.dtype_policy,
-        )
+        table = None if self.positions is None else self.positions.table
+        return super().embedding_tables() + ([] if table is None else [table])
 
 
 @register_architecture(TransformerConfig)
@@ -166,9 +155,6 @@ class Transformer(TransformerModel):
 
     def __init__(self, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(config, **kwargs)
-        self.target_positions = self.positions
-        if not config.share_positions:
-            self.target_positions = self._make_positions("target_positions")
         self.source_norm = self.target_norm = None
         if config.embedding_norm:
             norm_class = self.encoder_class.layer_class.norm_class
@@ -216,12 +202,6 @@ class Transformer(TransformerModel):
     def visible_source(self, source: Tensor) -> Tensor:
         return source if self.config.source_eos else ops.where(source == EOS_ID, PAD_ID, source)
 
-    def _encodings(self) -> list[PositionalEncoding]:
-        encodings = super()._encodings()
-        if self.target_positions not in (None, self.positions):
-            encodings.append(self.target_positions)
-        return encodings
-
     def _embed(
         self, side: str, ids: Tensor, time: Tensor | None = None, training: bool | None = None
     ) -> Tensor:
@@ -234,9 +214,8 @@ class Transformer(TransformerModel):
             training: whether dropout is on.
         """
         x = getattr(self, f"{side}_embedding")(ids)
-        encoding = self.positions if side == "source" else self.target_positions
-        if encoding is not None:
-            x = encoding(x) if time is None else x + encoding.encode(time)
+        if self.positions is not None:
+            x = self.positions(x) if time is None else x + self.positions.encode(time)
         if self.config.embedding_norm:
             x = getattr(self, f"{side}_norm")(x)
         return getattr(self, f"{side}_dropout")(x, training=training)

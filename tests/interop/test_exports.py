@@ -46,9 +46,7 @@ BOTH = {
 CTRANSLATE2 = {
     "pre-norm": SMALL.replace(norm_position="pre", norm_epsilon=1e-2),
     "concatenated positions": SMALL.replace(positions="concatenated"),
-    "learned positions of each side": SMALL.replace(
-        positions="learned", share_positions=False, max_positions=30
-    ),
+    "learned positions": SMALL.replace(positions="learned", max_positions=30),
     "other first position": SMALL.replace(first_position=3, embedding_norm=True),
     "an odd number of heads": SMALL.replace(num_heads=3, key_dim=5, value_dim=5),
     "all at once": SMALL.replace(
@@ -170,6 +168,9 @@ def test_ctranslate2_computes_our_log_probs(config, vocabulary, tmp_path):
     for score, row, ids in zip(scores, log_probs, TARGET_IDS, strict=True):
         expected = [row[position, token] for position, token in enumerate([*ids, EOS_ID])]
         np.testing.assert_allclose(score.log_probs, expected, atol=1e-4)
+    if config.positions == "learned":
+        with pytest.raises(InputError, match="the model has learned positions, which"):
+            read_model(folder)
 
 
 def translate_with_ctranslate2(folder, texts, compute_type="default", **options):
