@@ -19,7 +19,6 @@ from keras_transformer.interop.hub import download, is_hub_name
 from keras_transformer.interop.marian import is_marian, read_marian
 from keras_transformer.interop.opennmt_tf import is_opennmt_tf, read_opennmt_tf
 from keras_transformer.interop.transformers import is_transformers, read_transformers
-from keras_transformer.text.learning import kind_of
 from keras_transformer.training.run import RunDirectory
 from keras_transformer.training.settings import RunConfigs
 
@@ -77,7 +76,7 @@ def read_model(
     origin = {"format": format_name, "model": name}
     origin |= {"revision": path.name} if is_on_hub else {}
     foreign = dataclasses.replace(foreign, origin=origin)
-    if kind_of(foreign.vocabularies[0]) == "word":
+    if foreign.vocabularies[0].cuts_words_apart:
         foreign.notes.append(_TOKENIZED)
     return foreign
 

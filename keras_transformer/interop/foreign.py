@@ -14,13 +14,13 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from keras import ops
 
-from keras_transformer.config import BOS_ID, PAD_ID, TransformerConfig
+from keras_transformer.config import BOS_ID, TransformerConfig
 from keras_transformer.errors import InputError, writing
 from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.inference.model_functions import check_sizes
@@ -85,8 +85,6 @@ class ForeignModel:
         source_table, target_table: embeddings [V, D], in the order of `source` and `target`.
         projection: [V, D]. Equal tables become one shared table.
         output_bias: [V], None if there is none.
-        position_tables: [P, D] of learned positions, from the first token's on: none, one, or one
-            for encoder and decoder each.
         source, target: the symbols.
         spms: SentencePiece models of source and target; none for text of tokens between spaces.
         search: fields of `SearchConfig`: how the toolkit itself searches.
@@ -104,7 +102,6 @@ class ForeignModel:
     target: Symbols
     spms: Sequence[pathlib.Path] = ()
     output_bias: Array | None = None
-    position_tables: Sequence[Array] = ()
     search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     notes: list[str] = dataclasses.field(default_factory=list)
@@ -125,10 +122,6 @@ class ForeignModel:
                 share = "all"
         if share != "all":
             sizes["target_vocabulary_size"] = len(self.target.order)
-        if self.position_tables:
-            rows = [len(table) for table in self.position_tables]
-            sizes |= {"positions": "learned", "max_positions": max(rows)}
-            sizes["share_positions"] = len(rows) == 1
         values = {**self.options, **sizes, "share_embeddings": share, "output_bias": True}
         for name in ("num_layers", "decoder_layers"):
             if type(values[name]) is not int or not 1 <= values[name] <= _MAX_LAYERS:
@@ -179,12 +172,6 @@ class ForeignModel:
         if not self.target.is_ours:
             bias[BOS_ID] = UNUSED_BIAS  # a copy; the original keeps its own bias
         model.output_bias.assign(bias)
-        # Positions beyond the end of the shorter table share its last row.
-        for layer, table in zip(
-            (model.positions, model.target_positions), self.position_tables, strict=False
-        ):
-            missing = model.config.max_positions - len(table)
-            layer.table.assign(np.pad(table, [(0, missing), (0, 0)], mode="edge"))
 
     def _read(self, name: str, shape: tuple[int, ...], is_optional: bool) -> Array:
         """Returns a weight of this shape; a bias that the file lacks is zeros."""
@@ -264,12 +251,6 @@ def transformer_parts(model: Any) -> Iterator[tuple[str, int, tuple[str, ...], A
         yield "decoder", 0, ("embedding.norm",), model.target_norm
 
 
-def missing_options(options: Iterable[str]) -> list[str]:
-    """Returns a note on search options of the files that `SearchConfig` lacks, if there are any."""
-    names = ", ".join(options)
-    return [f"Search options that this package does not have: {names}."] if names else []
-
-
 def check_rows(rows: int, symbols: Symbols) -> None:
     """Raises `InputError` if a table has not as many rows as there are symbols."""
     if rows != len(symbols.tokens):
@@ -316,11 +297,8 @@ def check_exportable(
 ) -> None:
     """Raises `InputError` that lists all that a toolkit does not support of a model.
 
-    Args:
-        model: to export.
-        vocabularies: of source and target, which must have the model's sizes.
-        toolkit: its name.
-        obstacles: returns what it does not support, with whether a configuration has it.
+    `obstacles` returns what that is, with whether a configuration has it. The vocabularies must
+    have the model's sizes.
     """
     if type(model) is Transformer:
         layers = model._flatten_layers()
@@ -346,12 +324,6 @@ def export_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         raise InputError(f"export folder {path} exists already; give a path that does not")
     with writing(f"the export to {path}"), atomic_folder(path) as aside:
         yield aside
-
-
-def has_unused_padding(model: Any) -> bool:
-    """Whether padding has no probability in a model's softmax, as in imported Marian models."""
-    # Half of it, since training with label smoothing raises the bias a little.
-    return model.output_bias is not None and bool(model.output_bias[PAD_ID] < UNUSED_BIAS / 2)
 
 
 def to_numpy(variable: Any) -> Array:

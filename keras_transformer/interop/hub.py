@@ -25,11 +25,8 @@ def is_hub_name(model: str) -> bool:
 def download(model: str) -> pathlib.Path:
     """Returns the folder in the cache that has a MarianMTModel's files, after downloading it.
 
-    Files that are not needed, such as weights for other frameworks, are not downloaded.
-
-    Args:
-        model: its name, such as "Helsinki-NLP/opus-mt-en-de", with "@" and a branch, tag or commit
-            for another revision than the newest.
+    Files that are not needed, such as weights for other frameworks, are not downloaded. The model
+    has a name as in `read_model`.
 
     Raises:
         InputError: huggingface_hub is not installed; the Hub cannot be reached, or has no such

@@ -27,12 +27,7 @@ _T = TypeVar("_T")
 
 
 class Tensors:
-    """The tensors of a file by name, which records those that were read.
-
-    Args:
-        arrays: the tensors.
-        where: names the file in errors.
-    """
+    """The tensors of a file, `where`, by name, which records those that were read."""
 
     def __init__(self, arrays: Mapping[str, Array], where: str) -> None:
         self._arrays = arrays
@@ -99,12 +94,7 @@ class Tensors:
 
 
 class Options:
-    """The options of a model by name, each of the expected type.
-
-    Args:
-        values: the options.
-        where: names the file in errors.
-    """
+    """The options of a model, from a file `where`, by name, each of the expected type."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values
@@ -154,12 +144,9 @@ def dropout_rate(value: Any) -> float:
 
 @contextlib.contextmanager
 def reading(path: pathlib.Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
-    """Raises `InputError` where the block finds a file damaged.
+    """Raises `InputError` where the block finds that a file is not of a kind, "an .npz file", say.
 
-    Args:
-        path: of the file.
-        kind: what it should be, such as "an .npz file".
-        *errors: what the block raises then, besides the errors that files of all kinds raise.
+    `errors` are what it raises then, besides the errors that files of all kinds raise.
     """
     usual = (OSError, ValueError, EOFError, MemoryError, RuntimeError)
     kinds: tuple[type[Exception], ...] = (*usual, *errors)

@@ -32,9 +32,7 @@ from keras_transformer.interop.foreign import (
     check_exportable,
     check_rows,
     export_folder,
-    has_unused_padding,
     layer_tensors,
-    missing_options,
     to_numpy,
     unsupported,
 )
@@ -65,15 +63,6 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "gelu_sigmoid",
 }
-# Generation options that `SearchConfig` lacks, and the values that change nothing.
-_OTHER_SEARCH: dict[str, Any] = {
-    "begin_suppress_tokens": None, "constraints": None, "diversity_penalty": 0.0,
-    "do_sample": False, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0,
-    "exponential_decay_length_penalty": None, "force_words_ids": None,
-    "forced_bos_token_id": None, "guidance_scale": 1.0, "max_time": None, "num_beam_groups": 1,
-    "num_return_sequences": 1, "penalty_alpha": None, "sequence_bias": None, "stop_strings": None,
-    "suppress_tokens": None,
-}  # fmt: skip
 # Of a source that is truncated, and of a translation, the start token included.
 _MARIAN_MAX_TOKENS = 512
 # Of `early_stopping`: True, "never", or False, which is the default.
@@ -113,7 +102,7 @@ def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> Fo
         target=target,
         spms=spms,
         search=_search(generation, target),
-        notes=_search_notes(generation, target) + _language_codes(source),
+        notes=_language_codes(source),
     )
 
 
@@ -236,29 +225,6 @@ def _search(options: Options, target: Symbols) -> dict[str, Any]:
     return search
 
 
-def _search_notes(options: Options, target: Symbols) -> list[str]:
-    """Returns notes on generation options that are not taken over, or act otherwise here."""
-    # Padding and the start token are never generated.
-    never = ([target.pad], [target.unk], [target.start])
-    bad_words = [bad for bad in options.get("bad_words_ids", list, []) if bad not in never]
-    ends = options.values.get("eos_token_id")
-    others = [f"bad_words_ids {bad_words}"] * bool(bad_words)
-    if isinstance(ends, list) and len(ends) > 1:
-        others.append(f"eos_token_id {ends}, but the first")
-    others += [
-        f"{name} {options.values[name]}"
-        for name, neutral in _OTHER_SEARCH.items()
-        if options.values.get(name, neutral) not in (neutral, None)
-    ]
-    notes = missing_options(others)
-    if options.get("repetition_penalty", float, 1.0) != 1 and options.get("num_beams", int, 1) > 1:
-        notes.append(
-            "repetition_penalty changes logits here, and with a beam log-probabilities in "
-            "transformers: translations may differ."
-        )
-    return notes
-
-
 def _language_codes(source: Symbols) -> list[str]:
     """Returns a note on how a user of a multilingual model selects the target language."""
     codes = sorted(filter(code_of, source.tokens))
@@ -302,6 +268,9 @@ def export_transformers(
     obstacles = functools.partial(_obstacles, source, target)
     check_exportable(model, (source, target), "MarianMT of transformers", obstacles)
     is_shared, search = model.config.share_embeddings == "all", SearchConfig()
+    # Half of it, since training with label smoothing raises the bias a little.
+    bias: Any = model.output_bias
+    has_no_padding = bias is not None and bool(bias[PAD_ID] < UNUSED_BIAS / 2)
     files: dict[str, Any] = {
         "config.json": _marian_config(model),
         "generation_config.json": {
@@ -314,7 +283,7 @@ def export_transformers(
             "num_beams": search.beam_size,
             "pad_token_id": PAD_ID,
             # An imported model has no padding in its softmax; that of this package's models has.
-            "renormalize_logits": has_unused_padding(model),
+            "renormalize_logits": has_no_padding,
         },
         "tokenizer_config.json": {
             "clean_up_tokenization_spaces": False,
