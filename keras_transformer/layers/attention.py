@@ -18,12 +18,7 @@ from keras_transformer.decoding import Tensor
 from keras_transformer.layers.base import Layer, ReadsMemory, full_precision, softmax
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.embedding import relative_scores, relative_values
-from keras_transformer.layers.kv_cache import (
-    KeysValues,
-    KVCache,
-    empty_slots,
-    sequence_bias,
-)
+from keras_transformer.layers.kv_cache import KeysValues, KVCache, empty_slots
 from keras_transformer.layers.masks import causal_mask, combine_masks, hide
 
 
@@ -134,8 +129,6 @@ class SelfAttention(ScaledDotProductAttention):
             distinguish; None if the embeddings hold positions.
     """
 
-    window: int | None = None  # of `WindowedSelfAttention`
-
     def __init__(
         self,
         *,
@@ -218,8 +211,8 @@ class SelfAttention(ScaledDotProductAttention):
             kv_cache: of the tokens before them, from `empty_kv_cache` at first.
             time: tokens read before these, t - 1.
             score_bias: [B, 1, W, S] from `slot_bias`, which lets each hypothesis see its ancestors
-                and its new token, or of them those in the window. None: each row is a sequence and
-                sees all that it has read.
+                and its new token, or of them those in the window. None, with a cache that grows:
+                each row is a sequence and sees all that it has read.
 
         Returns:
             [B * W, D] and the KV cache with the new tokens added.
@@ -234,8 +227,6 @@ class SelfAttention(ScaledDotProductAttention):
             >>> bool(np.allclose(y, full[:, 4], atol=1e-6))
             True
         """
-        if score_bias is None:
-            score_bias = sequence_bias(kv_cache.keys, time, self.window)
         num_hypotheses = 1 if score_bias is None else score_bias.shape[2]  # W
         query, *new = self._project(x, num_hypotheses)
         pairs = zip(kv_cache, new, strict=True)

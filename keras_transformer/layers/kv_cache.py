@@ -93,14 +93,9 @@ class KVCache(NamedTuple):
 def empty_slots(
     batch: int | Tensor, num_heads: int, num_slots: int, width: int, dtype: Any
 ) -> Slots:
-    """Returns the slots before the first token.
+    """Returns the slots [B, H, S, width] before the first token.
 
-    Args:
-        batch: B.
-        num_heads: H.
-        num_slots: the capacity in tokens of all hypotheses together; 0 for slots that grow.
-        width: of an entry.
-        dtype: of the entries.
+    `num_slots` is the capacity in tokens of all hypotheses together, S; 0 for slots that grow.
     """
     entries = ops.zeros((batch, num_heads, num_slots, width), dtype)
     return FixedSlots(entries) if num_slots else GrowingSlots(entries)
@@ -109,10 +104,8 @@ def empty_slots(
 def slot_ancestors(ids: Tensor, state: DecodingState, slots: Slots) -> Tensor:
     """Returns the `ancestors` [B, W, t] of a state; outside a search, hypotheses never branch.
 
-    Args:
-        ids: [B, W], the newest tokens.
-        state: the model's state before them.
-        slots: of the state's KV cache; all have the same tokens.
+    `ids` [B, W] are the newest tokens, `state` is the model's before them, and `slots` are any of
+    its KV cache: all have the same tokens.
     """
     if state.ancestors is not None:
         return state.ancestors
@@ -155,16 +148,3 @@ def ancestor_mask(ancestors: Tensor, num_hypotheses: int) -> Tensor:
     mask = ops.equal(ops.expand_dims(ancestors, -1), indices)  # [B, W, t, W]
     slots = ops.shape(ancestors)[2] * num_hypotheses
     return ops.reshape(mask, (-1, num_hypotheses, slots))
-
-
-def sequence_bias(slots: Slots, time: Tensor | int, window: int | None = None) -> Tensor | None:
-    """Returns the bias [1, 1, 1, S] of sequences (W = 1), which hides free slots; None if none is.
-
-    Args:
-        slots: before the new token.
-        time: tokens read before it.
-        window: see `slot_bias`.
-    """
-    if isinstance(slots, GrowingSlots):
-        return None
-    return slot_bias(ops.zeros((1, 1), "int32"), DecodingState(time=time), slots, window)

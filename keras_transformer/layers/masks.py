@@ -7,7 +7,7 @@ Shapes: B batch, S source length, T target length, H heads.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -48,14 +48,6 @@ def causal_mask(length: int | Tensor) -> Tensor:
     return positions[None, :] <= positions[:, None]
 
 
-def keras_mask(x: Any) -> Tensor | None:
-    """Returns the mask that `Embedding(mask_zero=True)` or `Masking` gave to x, or None.
-
-    Keras itself passes it to a `call` with `mask` and no other tensor.
-    """
-    return get_keras_mask(x)  # not an attribute: a traced tensor of JAX has none
-
-
 class Bias(NamedTuple):
     """All masks as one bias, which a stack makes once and gives its layers in place of a mask."""
 
@@ -81,7 +73,7 @@ def combine_masks(
     if isinstance(attention_mask, Bias):
         return attention_mask.values
     if mask is None:
-        mask = keras_mask(keys)
+        mask = get_keras_mask(keys)
     masks = []
     if mask is not None:
         masks.append(ops.expand_dims(as_bool(mask, "mask"), (1, 2)))

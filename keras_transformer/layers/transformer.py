@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
@@ -23,7 +24,7 @@ from keras_transformer.layers.attention import CrossAttention, SelfAttention
 from keras_transformer.layers.base import Layer, ReadsMemory, full_precision, with_scores
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
-from keras_transformer.layers.masks import Bias, combine_masks, keras_mask
+from keras_transformer.layers.masks import Bias, combine_masks
 from keras_transformer.layers.ssru import SSRU
 from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 
@@ -451,7 +452,7 @@ class Decoder(ReadsMemory, TransformerStack):
         x, *scores = self._read(
             x,
             memory,
-            mask=keras_mask(x) if mask is None else mask,
+            mask=get_keras_mask(x) if mask is None else mask,
             memory_mask=Bias(combine_masks(memory, memory_mask)),
             attention_mask=Bias(combine_masks(x, mask)),
             use_causal_mask=use_causal_mask,

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import keras
 from keras import ops
+from keras.src.backend import get_keras_mask
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.layers.base import ReadsMemory, full_precision
 from keras_transformer.layers.embedding import sinusoids
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
-from keras_transformer.layers.masks import Bias, as_bool, combine_masks, keras_mask
+from keras_transformer.layers.masks import Bias, as_bool, combine_masks
 from keras_transformer.layers.transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -319,5 +320,5 @@ def mix_attention(attentions: list[Tensor], weights: list[Tensor]) -> Tensor:
 
 def _real(x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the mask [...] of x [..., D], or the Keras mask of x; all True without any."""
-    mask = keras_mask(x) if mask is None else mask
+    mask = get_keras_mask(x) if mask is None else mask
     return ops.ones_like(x[..., 0], dtype="bool") if mask is None else as_bool(mask, "mask")

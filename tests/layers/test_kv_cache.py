@@ -88,7 +88,7 @@ def test_cached_steps_equal_the_causal_pass(name, beams, kind):
     assert isinstance(slots, FixedSlots if is_fixed else GrowingSlots)
     for time in range(T):
         bias = None  # each row is a sequence
-        if beams > 1:
+        if beams > 1 or is_fixed:
             slots = kv_cache[0].keys if isinstance(kv_cache, list) else kv_cache.keys
             ids = np.zeros((B, beams), "int32")
             bias = slot_bias(ids, DecodingState(time=time), slots, size)
