@@ -40,7 +40,6 @@ from keras_transformer.text.normalization import (
 from keras_transformer.text.sentencepiece_model import RESERVED_IDS, model_message
 from keras_transformer.text.vocabulary import Text, Vocabulary
 
-_KINDS: dict[int, VocabularyKind] = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 _MAX_TOKENS = 2**31 - 1  # SentencePiece's integers
 _NUM_BYTES = 256  # tokens that byte_fallback adds
 _RULE_NAMES = {"nfkc": "nmt_nfkc", "identity": "identity"}  # of the trainer's own rules
@@ -220,9 +219,3 @@ def _training_lines(
     except Exception as error:
         errors.append(error)
         raise
-
-
-def kind_of(vocabulary: Vocabulary) -> VocabularyKind:
-    """Returns the kind of a vocabulary, an imported one too."""
-    model = model_message().FromString(vocabulary.model_bytes)
-    return _KINDS[model.trainer_spec.model_type]
