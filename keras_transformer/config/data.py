@@ -3,14 +3,13 @@
 import dataclasses
 from typing import Literal
 
-from keras_transformer.config.options import JsonConfig, option
+from keras_transformer.config.options import JsonConfig, learned_option, option
 from keras_transformer.errors import InputError
 
 VocabularyKind = Literal["bpe", "unigram", "char", "word"]
 Normalization = Literal["nfc", "nfkc", "identity"]
 DEFAULT_VOCABULARY_SIZE = 8000
 MIN_COVERAGE = 0.98  # of SentencePiece
-_LEARNED = {"vocabulary": (None,)}  # needed by options of learned vocabularies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,55 +79,38 @@ class DataConfig(JsonConfig):
         for_vocabulary=True,
         needs={"vocabulary": ()},
     )
-    vocabulary_size: int | None = option(
+    vocabulary_size: int | None = learned_option(
         None,
         "Tokens of each learned vocabulary. Default: 8,000, or fewer if the text supports no more.",
         minimum=1,
-        for_vocabulary=True,
-        needs=_LEARNED,
     )
-    vocabulary_kind: VocabularyKind = option(
-        "bpe",
-        "Kind of tokens: byte-pair or unigram pieces, characters, or words.",
-        for_vocabulary=True,
-        needs=_LEARNED,
+    vocabulary_kind: VocabularyKind = learned_option(
+        "bpe", "Kind of tokens: byte-pair or unigram pieces, characters, or words."
     )
-    source_level: VocabularyKind | None = option(
-        None,
-        "Kind of tokens of the source. Default: vocabulary_kind.",
-        for_vocabulary=True,
-        needs=_LEARNED,
+    source_level: VocabularyKind | None = learned_option(
+        None, "Kind of tokens of the source. Default: vocabulary_kind."
     )
-    target_level: VocabularyKind | None = option(
+    target_level: VocabularyKind | None = learned_option(
         None,
         "Kind of tokens of the target. Sides that differ get one vocabulary each. Default: "
         "vocabulary_kind.",
-        for_vocabulary=True,
-        needs=_LEARNED,
     )
-    vocabulary_normalization: Normalization = option(
+    vocabulary_normalization: Normalization = learned_option(
         "nfc",
         'Unicode normalization of both sides: "nfc" composes letters and marks and turns no-break '
         'spaces into spaces; "nfkc" also replaces full-width, superscript and other compatible '
         'characters and Persian\'s non-joiner, which the model can then never write; "identity" '
         "does neither. All drop what is invisible but joiners, read tabs as spaces, trim spaces.",
-        for_vocabulary=True,
-        needs=_LEARNED,
     )
-    character_coverage: float = option(
+    character_coverage: float = learned_option(
         1.0,
         "Share of all characters that a learned vocabulary covers, at least 0.98; the rarest "
         "become unknown.",
         minimum=MIN_COVERAGE,
         maximum=1,
-        for_vocabulary=True,
-        needs=_LEARNED,
     )
-    byte_fallback: bool = option(
-        False,
-        "Spell unknown characters as UTF-8 bytes; adds 256 tokens to a learned vocabulary.",
-        for_vocabulary=True,
-        needs=_LEARNED,
+    byte_fallback: bool = learned_option(
+        False, "Spell unknown characters as UTF-8 bytes; adds 256 tokens to a learned vocabulary."
     )
     share_vocabulary: bool = option(
         True, "Learn one vocabulary for both sides.", for_vocabulary=True

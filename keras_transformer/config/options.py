@@ -5,6 +5,7 @@ set it. Checks, command-line flags and the options that a run keeps are derived 
 """
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Mapping
@@ -59,6 +60,10 @@ def option(
     return dataclasses.field(default=default, metadata=declared)
 
 
+# Of a vocabulary that is learned.
+learned_option = functools.partial(option, for_vocabulary=True, needs={"vocabulary": (None,)})
+
+
 class JsonConfig:
     """Base of configurations: frozen dataclasses that check their fields, and dictionaries of them.
 
@@ -92,8 +97,7 @@ class JsonConfig:
     def unused_fields(cls, values: Mapping[str, Any]) -> dict[str, str]:
         """Returns the fields without effect, each with the name of the field that it needs.
 
-        Args:
-            values: of fields by name; others have their defaults.
+        Fields without a value have their defaults.
         """
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
         values = {field.name: field.default for field in fields} | dict(values)
