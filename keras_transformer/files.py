@@ -25,6 +25,7 @@ Path = str | os.PathLike[str]
 
 CONTROL_CHARACTERS = r"[\x00-\x1f\x7f-\x9f]"  # a pattern of Python and of TensorFlow
 
+_PREFIX = ".writing-"  # of temporary folders, which a killed process leaves
 _BUFFER_BYTES = 1 << 18
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Readers of compressed files, by a pattern of the first bytes. Text may begin with "BZh" too, but
@@ -64,11 +65,7 @@ def local_paths(text: str) -> str:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Writes a file as `atomic_file` does.
-
-    Args:
-        path: the file, in a folder that exists.
-        content: text is encoded as UTF-8.
+    """Writes a file, in a folder that exists, as `atomic_file` does; text is encoded as UTF-8.
 
     Raises:
         OSError: it cannot be written; the old content stays.
@@ -93,8 +90,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             yield file
         return
     target = pathlib.Path(os.path.realpath(path))
-    with temporary_folder(target.parent) as folder:
-        written = folder / "content"
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=target.parent) as folder:
+        written = pathlib.Path(folder, "content")
         with written.open("wb") as file:
             yield file
         sync(written)
@@ -112,21 +109,14 @@ def atomic_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
             process perhaps, which stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with temporary_folder(path.parent) as parent:
-        folder = parent / path.name  # with the usual mode, which a temporary folder has not
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=path.parent) as parent:
+        folder = pathlib.Path(parent, path.name)  # with the usual mode, which the parent has not
         folder.mkdir()
         yield folder
         for written in folder.rglob("*"):
             if written.is_file():
                 sync(written)
         folder.rename(path)
-
-
-@contextlib.contextmanager
-def temporary_folder(parent: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new folder in `parent`, which is removed at the end; a killed process leaves it."""
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=parent) as folder:
-        yield pathlib.Path(folder)
 
 
 def sync(path: Path) -> None:

@@ -128,7 +128,8 @@ class Translator(LocalTranslator):
             zweihundert
         """
         path = local_path(name)
-        if not is_packaged(name) and _is_export(path):
+        files = path / "saved_model.pb", path / "models.config"
+        if not is_packaged(name) and any(file.is_file() for file in files):
             if fixed := [*search, *["checkpoint"] * (checkpoint != "auto")]:
                 raise InputError(
                     f"{', '.join(fixed)} was fixed when {path} was exported; remove it"
@@ -145,7 +146,3 @@ class Translator(LocalTranslator):
 def _is_run(path: pathlib.Path) -> bool:
     is_run = (path / "config.json").is_file() and (path / "source.model").is_file()
     return is_run and not (path / "model.bin").exists()  # an export to CTranslate2
-
-
-def _is_export(path: pathlib.Path) -> bool:
-    return (path / "saved_model.pb").is_file() or (path / "models.config").is_file()

@@ -106,17 +106,12 @@ def read_attention(answer: Mapping[str, Any]) -> list[Attention]:
     columns = (answer["attention"], answer["source_pieces"], answer["target_pieces"])
     attentions = []
     for weights, *pieces in zip(*columns, strict=True):
-        source, target = map(_read_pieces, pieces)
+        source, target = ([_checked_text(piece) for piece in row if piece != ""] for row in pieces)
         weights = np.asarray(weights, np.float32)[: len(target), : len(source)]
         if weights.shape != (len(target), len(source)):
             raise ValueError("expected a row of attention for each token")
         attentions.append(Attention(weights, source, target))
     return attentions
-
-
-def _read_pieces(values: Sequence[Any]) -> list[str]:
-    """Returns the tokens of a row as text, without padding."""
-    return [_checked_text(piece) for piece in values if piece != ""]
 
 
 def _checked_text(value: Any) -> str:

@@ -167,13 +167,9 @@ class SentenceTranslator(abc.ABC):
         columns: Columns,
         read: Callable[..., list[Result]],
     ) -> list[Result]:
-        """Returns the result of each row of the inputs, and warns of what answers remark.
+        """Returns the result of each row of a signature's inputs, and warns of what answers remark.
 
-        Args:
-            signature: the name of the function to call.
-            columns: its inputs.
-            read: reads the result of each row from an answer; raises as the functions of outputs.py
-                do.
+        `read` makes them of an answer, and raises as the functions of outputs.py do.
         """
 
         def read_batch(answer: Answer) -> list[tuple[Result, set[str]]]:
@@ -202,12 +198,9 @@ class SentenceTranslator(abc.ABC):
     def _run(
         self, signature: str, columns: Columns, read: Callable[[Answer], list[Result]]
     ) -> list[Result]:
-        """Answers the rows of inputs in batches; returns the result of each row, in their order.
+        """Answers the rows of a signature's inputs in batches.
 
-        Args:
-            signature: the name of the function to call.
-            columns: its inputs.
-            read: returns the results of the rows of a batch, given its answer.
+        Returns the result of each row, in their order: those that `read` makes of an answer.
         """
 
 
@@ -255,10 +248,7 @@ def option_inputs(
 ) -> dict[str, list[Any]]:
     """Checks options, and makes an input of each one that the model has, given or not.
 
-    Args:
-        options: for each option one value for all sentences or a sequence of `count` values.
-        inputs: of the signature.
-        count: sentences.
+    An option has one value for all sentences, or a sequence of `count` values.
 
     Raises:
         InputError: the model has no such option, or a value is invalid.

@@ -159,12 +159,8 @@ class Client(SentenceTranslator):
     def _request(self, send: Callable[[float], Reply], rows: Sequence[int] = ()) -> Reply:
         """Returns the answer to a request, which is retried within the timeout.
 
-        Args:
-            send: sends the request; takes the seconds that are left for it.
-            rows: the sentences of the request, for the error.
-
-        Raises:
-            ServingError: there is no answer.
+        `send` takes the seconds that are left for it. Raises `ServingError`, with the sentences of
+        the request, if there is no answer.
         """
         start = time.monotonic()
         for attempt in itertools.count():

@@ -72,13 +72,8 @@ _MESSAGES = message_classes(
 class GrpcTransport:
     """A channel to a model, which connects at the first request; thread-safe.
 
-    Requests raise `ServingError`.
-
-    Args:
-        address: "host:port" of the server.
-        model, version: which to ask; None for the latest version.
-        certificates: None for no TLS.
-        headers: metadata of every request.
+    Requests raise `ServingError`. Without a version they ask for the latest one, without
+    certificates there is no TLS, and headers are the metadata of every request.
     """
 
     def __init__(

@@ -41,12 +41,9 @@ def define_flags(
     names: Iterable[str] | None = None,
     presets: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Defines a flag for each field of a configuration.
+    """Defines a flag for each field of a configuration, or for some `names`.
 
-    Args:
-        config: a dataclass of fields made by `option`, or a task.
-        names: the fields to define. Default: all.
-        presets: named values, whose defaults the help texts list.
+    Help texts list the values that `presets` have.
     """
     types = field_types(config)
     for field in dataclasses.fields(config):  # type: ignore[arg-type]

@@ -87,16 +87,10 @@ def load_translator(
     precision: str = "float32",
     xla: "XlaShapes | None" = None,
 ) -> "LocalTranslator":
-    """Returns the translator of a model, or of an ensemble of several.
-
-    Args:
-        models: one, or several with the same task and vocabularies.
-        search, xla: as in `Translator`.
-        task: by default that of the models.
-        precision: what the model computes in, and stores its weights in.
+    """Returns the translator of a model, or of an ensemble; its task is theirs by default.
 
     Raises:
-        InputError: a checkpoint is damaged, or the tasks or vocabularies differ.
+        InputError: a checkpoint is damaged, or the tasks or vocabularies of several models differ.
     """
     from keras_transformer.inference import LocalTranslator
     from keras_transformer.models import Ensemble
@@ -152,13 +146,9 @@ def reject_arguments(arguments: list[str]) -> None:
 
 
 def check_output(path: str | None, inputs: Iterable[str | None] = ()) -> None:
-    """Raises `InputError`, before long work, where a result could not be written.
+    """Raises `InputError`, before long work, where a result could not be written to a path.
 
-    Nor may it replace a file that the command reads.
-
-    Args:
-        path: the file to write, if any.
-        inputs: files that the command reads, or lists of them.
+    Nor may it replace one of `inputs`, files that the command reads, or lists of them.
     """
     if path is None:
         return

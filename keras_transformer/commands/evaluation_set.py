@@ -78,13 +78,8 @@ def translate(
 ) -> tuple[list[str], int]:
     """Returns the output for each sentence, and the number of the model's parameters.
 
-    Progress, and which sentences or translations were truncated, go to standard error.
-
-    Args:
-        models: several are an ensemble.
-        task: completes the outputs.
-        search: how to search.
-        text: the test set.
+    Progress, and which sentences or translations were truncated, go to standard error. Several
+    models are an ensemble.
     """
     from tqdm import tqdm
 

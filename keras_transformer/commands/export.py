@@ -64,7 +64,9 @@ def main(arguments: list[str]) -> None:
     common.reject_arguments(arguments)
     command_flags.check_one_of("run_dir", "model")
     search = command_flags.given_search()
-    _check_combinations(search)
+    if _FORMAT.value != "saved_model":
+        names = ["name", "warm_up_file", "precision", "xla", *search]
+        command_flags.reject_given(names, f"cannot be combined with --format={_FORMAT.value}")
     common.load_tensorflow()
     models = common.find_models()
     if _FORMAT.value == "saved_model":
@@ -74,13 +76,6 @@ def main(arguments: list[str]) -> None:
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     name = flags.FLAGS.model or f"checkpoint {','.join(model.checkpoint for model in models)}"
     print(f"Exported {name} to {path} ({size / 1e6:.1f} MB).")
-
-
-def _check_combinations(search_flags: dict[str, object]) -> None:
-    """Raises `InputError` for a flag that another one makes useless."""
-    if _FORMAT.value != "saved_model":
-        names = ["name", "warm_up_file", "precision", "xla", *search_flags]
-        command_flags.reject_given(names, f"cannot be combined with --format={_FORMAT.value}")
 
 
 def _export_saved_model(models: "list[NamedModel]", search_options: dict[str, Any]) -> pathlib.Path:

@@ -91,14 +91,9 @@ def answer_lines(
 ) -> None:
     """Writes the translations of all lines, or the scores of references, in the lines' order.
 
-    Reports at the end which lines the model did not take as they are.
-
-    Args:
-        job: what to do.
-        model: translates, scores and aligns.
-        files: the input; none for standard input.
-        search: search options for all sentences.
-        task: completes translations, and makes of references what the model has learned.
+    Reports at the end which lines the model did not take as they are; without files the input is
+    standard input. The task completes translations, and makes of references what the model has
+    learned.
 
     Raises:
         InputError: the input is wrong, or the model rejects some lines.

@@ -113,10 +113,7 @@ def _import_user_module(path: pathlib.Path, one_dnn: bool) -> None:
 def run(main: Callable[[list[str]], None], argv: list[str], description: str) -> None:
     """Parses the command line and runs a command's `main` with its positional arguments.
 
-    Args:
-        main: of a module that has defined its flags.
-        argv: the program's name and its arguments.
-        description: what --help shows before the flags.
+    `argv` begins with the program's name; --help shows the description before the flags.
     """
     name, *arguments = argv
     with _errors_in_one_line(name):

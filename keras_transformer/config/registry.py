@@ -8,19 +8,10 @@ T = TypeVar("T")
 
 
 def add_class(classes: dict[Any, type[T]], key: Any, new: type[T], what: str) -> None:
-    """Adds a class under a key.
+    """Adds a class under a key; an `InputError` says `what` has the key if another class has it.
 
     A class of the same module and name replaces the one before, as when a notebook's cell runs
     again.
-
-    Args:
-        classes: all such classes.
-        key: for instance a name.
-        new: the class.
-        what: names the key in the error, such as "task 'parsing'".
-
-    Raises:
-        InputError: another class has the key.
     """
     old = classes.get(key, new)
     if (old.__module__, old.__qualname__) != (new.__module__, new.__qualname__):
@@ -31,13 +22,7 @@ def add_class(classes: dict[Any, type[T]], key: Any, new: type[T], what: str) ->
 
 
 def find_class(classes: dict[str, type[T]], name: str, kind: str) -> type[T]:
-    """Returns the class of a name; raises `NotRegisteredError` if there is none.
-
-    Args:
-        classes: all classes of a kind.
-        name: of the class.
-        kind: such as "task".
-    """
+    """Returns the class of a name; raises `NotRegisteredError` if there is none of this kind."""
     if name not in classes:
         raise NotRegisteredError(
             f"{kind} must be one of {', '.join(classes)}, got {name!r}; if it is yours, give "

@@ -48,12 +48,7 @@ def cached_corpus(
     """Opens the tokenized corpus of these inputs; tokenizes the text first if there is none.
 
     Standard error shows the progress: on a terminal as a bar, else at most once in ten seconds.
-
-    Args:
-        folder: the cache folder.
-        sources: the text, in this order.
-        vocabularies: of the source and of the target.
-        max_length: see `TokenizedCorpus.from_ids`.
+    For `max_length` see `TokenizedCorpus.from_ids`.
 
     Raises:
         InputError: a text cannot be read, changes meanwhile, or has no usable pair; or the folder
@@ -113,7 +108,10 @@ def _write(
     ends = dict.fromkeys(_SIDES, 0)  # of the sentences so far
     total: collections.Counter[str] = collections.Counter()
     with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(_progress_bar())
+        seconds = 0.1 if sys.stderr.isatty() else 10
+        bar = stack.enter_context(
+            tqdm(desc="Tokenizing", unit=" pairs", mininterval=seconds, delay=seconds)
+        )
         files = {name: stack.enter_context((folder / name).open("wb")) for name in types}
 
         def append(name: str, values: npt.NDArray[Any]) -> None:
@@ -149,12 +147,6 @@ def _write(
         "dropped": dict(total),
     }
     write_atomically(folder / _MANIFEST, json.dumps(manifest, indent=2))
-
-
-def _progress_bar() -> Any:
-    """Returns a bar of the pairs that have been tokenized, on standard error."""
-    seconds = 0.1 if sys.stderr.isatty() else 10
-    return tqdm(desc="Tokenizing", unit=" pairs", mininterval=seconds, delay=seconds)
 
 
 def _digest(values: Any) -> str:

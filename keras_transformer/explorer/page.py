@@ -20,11 +20,7 @@ _SCRIPTS = ("tokens.js", "graph.js", "matrix.js", "heads.js", "tree.js", "page.j
 
 
 def make_page(content: Mapping[str, Any]) -> str:
-    """Returns the HTML text.
-
-    Args:
-        content: by `page_content`.
-    """
+    """Returns the HTML text of what `page_content` returns."""
     scripts = "\n".join(_read(name) for name in _SCRIPTS)
     # "<" could end the script element.
     data = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -38,11 +34,7 @@ def make_page(content: Mapping[str, Any]) -> str:
 
 
 def page_content(views: Sequence[View]) -> dict[str, Any]:
-    """Returns the content of the page in JSON's types.
-
-    Args:
-        views: of all models and all sentences.
-    """
+    """Returns the content of the page in JSON's types, for views of all models and sentences."""
     models = list(dict.fromkeys(view.model for view in views))
     return {
         "sentences": list(dict.fromkeys(view.sentence for view in views)),

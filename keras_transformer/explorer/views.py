@@ -95,15 +95,7 @@ def inspect_model(
     task: Task,
     search: SearchConfig,
 ) -> Inspector:
-    """Makes a function that translates a sentence and shows all attention.
-
-    Args:
-        name: of the model.
-        model: a `Seq2SeqModel`.
-        vocabularies: of source and target.
-        task: that the model was trained for.
-        search: how to search.
-    """
+    """Makes a function that translates a sentence with a `Seq2SeqModel` and shows all attention."""
     if search.method == "beam":
         search = search.replace(num_translations=search.beam_size)
     functions = ModelFunctions(model, *vocabularies, search, xla=False, task=task)
@@ -187,13 +179,7 @@ class SearchRecorder(Constraint):
 def make_tree(
     steps: Sequence[SearchStep], hypotheses: Hypotheses, target: Vocabulary
 ) -> SearchTree:
-    """Returns the tree of a search for one sentence.
-
-    Args:
-        steps: by `SearchRecorder`.
-        hypotheses: the result of the search.
-        target: the vocabulary.
-    """
+    """Returns the tree of a search for one sentence, of the steps of `SearchRecorder`."""
     lengths = hypotheses.lengths[0].numpy()
     ids = [
         tuple(row[:length]) for row, length in zip(hypotheses.ids[0].numpy(), lengths, strict=True)

@@ -48,12 +48,8 @@ class CompiledSearch:
 
     An XLA program has fixed shapes, so batches are padded to a few sizes and lengths. Each size and
     length has its program, compiled by its first request (a model server's warm-up). Larger
-    batches, and those of longer sentences, use the plain graph.
-
-    Args:
-        search: the search to compile.
-        shapes: of the batches.
-        max_extra_length: tokens by which a translation may be longer than its source.
+    batches, and those of longer sentences, use the plain graph. A translation may be longer than
+    its source by `max_extra_length` tokens.
     """
 
     def __init__(self, search: Search, shapes: XlaShapes, max_extra_length: int) -> None:
@@ -86,7 +82,7 @@ class CompiledSearch:
         branches: list[Callable[[], Hypotheses]] = [
             functools.partial(self._padded, *shape, source) for shape in self._programs
         ]
-        branches.append(functools.partial(self._plain, source))
+        branches.append(lambda: _of_any_length(self._search(source, None)))
         return tf.switch_case(tf.where(fits, number, len(self._programs)), branches)
 
     def _compile(self, size: int, length: int) -> Callable[[Tensor], Hypotheses]:
@@ -98,9 +94,6 @@ class CompiledSearch:
             return self._search(source, length - 1 + self._extra)
 
         return program
-
-    def _plain(self, source: Tensor) -> Hypotheses:
-        return _of_any_length(self._search(source, None))
 
     def _padded(self, size: int, length: int, source: Tensor) -> Hypotheses:
         """Translates ids [B, S] with a program for at least as many rows and columns."""

@@ -250,10 +250,7 @@ class ModelFunctions:
     ) -> Hypotheses:
         """Returns translations of ids [B, S] with EOS, then PAD.
 
-        Args:
-            ids: of the sentences.
-            settings: of single sentences, by `read_options`.
-            constraints: the last ones of the search.
+        Single sentences may have settings, by `read_options`; the constraints are the last ones.
         """
         if settings or constraints or self._compiled is None:
             return self._search(ids, None, settings, constraints)

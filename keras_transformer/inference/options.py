@@ -47,8 +47,7 @@ def read_options(
 
     Args:
         columns: a tensor [B] for each name of `column_types`.
-        search: the configuration.
-        tokenizer: of the target.
+        search, tokenizer: the configuration, and the target's tokenizer.
         source_lengths: int [B], tokens of the sources.
 
     Returns:
@@ -78,7 +77,7 @@ def read_options(
     prefix = tokenizer.tokenize(columns["prefix"], most_tokens)
     is_ignored |= tokenizer.cuts(columns["prefix"], most_tokens)
     lengths = tf.cast(prefix.row_lengths(), tf.int32)
-    is_ignored |= (lengths > longest) | _has_unknown(prefix)
+    is_ignored |= (lengths > longest) | tf.reduce_any(prefix == UNK_ID, axis=1)
     lengths = tf.minimum(lengths, source_lengths + extra)
     places = tf.range(tf.maximum(tf.reduce_max(lengths), 0))  # of no rows it is negative
     ids = prefix.to_tensor(PAD_ID)[:, : tf.size(places)]
@@ -88,8 +87,3 @@ def read_options(
     is_ignored |= shortest > most
     settings["min_length"] = tf.where(shortest > most, most, settings["min_length"])
     return settings, is_ignored
-
-
-def _has_unknown(ids: tf.RaggedTensor) -> Tensor:
-    """Which rows of ids [B, (length)] have an unknown token, bool [B]."""
-    return tf.reduce_any(ids == UNK_ID, axis=1)

@@ -45,7 +45,10 @@ class Ensemble:
             )
         self.models: list[Any] = list(models)
         if all(hasattr(model, "attention") for model in models):
-            self.attention = self._mean_attention  # callers check with `hasattr`
+            # [B, T, S]; callers check with `hasattr`.
+            self.attention = lambda inputs: (
+                sum(model.attention(inputs) for model in self.models) / len(self.models)
+            )
 
     @property
     def config(self) -> Any:
@@ -97,10 +100,6 @@ class Ensemble:
             coverage=coverage,
             time=state.time + 1,
         )
-
-    def _mean_attention(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Returns the mean of the models' attention, [B, T, S]."""
-        return sum(model.attention(inputs) for model in self.models) / len(self.models)
 
 
 def _log_mean(logits: list[Tensor]) -> Tensor:

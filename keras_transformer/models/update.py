@@ -253,7 +253,8 @@ class TensorFlowUpdate(keras.Model):
 
         if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
             apply(gradients)  # skips bad updates itself, and lowers its scale
-        elif _in_xla():  # on a GPU the host waits for the condition of a branch: select without
+        elif tf.__internal__.get_enclosing_xla_context() is not None:
+            # On a GPU the host waits for the condition of a branch: select without.
             variables = [v.value for v in (*self.trainable_weights, *self.optimizer.variables)]
             before = [tf.identity(variable) for variable in variables]
             apply(gradients)
@@ -335,11 +336,6 @@ def sum_over_replicas(values: Any) -> Any:
 
 def _num_replicas() -> int:
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
-
-
-def _in_xla() -> bool:
-    """Whether XLA compiles the operations that are traced now."""
-    return tf.__internal__.get_enclosing_xla_context() is not None
 
 
 def _program(method: Callable[..., Any]) -> Callable[..., Any]:

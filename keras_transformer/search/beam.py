@@ -277,10 +277,8 @@ def collect_finished(
 ) -> Finished:
     """Collects the best of the finished hypotheses and of those that end now.
 
-    Args:
-        spec, inputs, state: of the search.
-        log_probs: float32 [B, any], with EOS; `NOTHING` for those that do not end.
-        parents: int32 [B, any], the hypotheses that end.
+    These are the hypotheses `parents`, int32 [B, any], with `log_probs`, float32 [B, any], EOS
+    included; `NOTHING` for those that do not end.
     """
     old = state.finished
     coverage, tokens = _gather_parents((state.memory.get("coverage", ()), state.tokens), parents)

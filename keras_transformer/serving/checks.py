@@ -139,8 +139,7 @@ def compare_answers(
 
     Args:
         version: the folder of the SavedModel, with the file of these requests in it.
-        requests: the requests of that file.
-        signatures: the functions in Python, by name.
+        requests, signatures: the requests of that file, and the functions in Python by name.
         timeout: seconds that the process may take.
 
     Raises:

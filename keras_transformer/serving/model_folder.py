@@ -74,16 +74,10 @@ def check_name(name: str) -> None:
 def write_server_files(
     folder: pathlib.Path, name: str, largest_batch: int, *, one_dnn: bool = False
 ) -> None:
-    """Writes the files that do not exist yet.
+    """Writes the server's files that a model's folder lacks; raises `OSError` if it cannot.
 
-    Args:
-        folder: the model's, which has a folder for each version.
-        name: what requests call the model.
-        largest_batch: sentences of the largest request that the server must accept.
-        one_dnn: whether the server uses oneDNN, which models in bfloat16 need to be fast.
-
-    Raises:
-        OSError: they cannot be written.
+    The server must accept requests of `largest_batch` sentences. With `one_dnn` it uses oneDNN,
+    which models in bfloat16 need to be fast.
     """
     values = {
         "@name@": name,

@@ -70,12 +70,9 @@ def model_message() -> Any:
 
 
 def model_of_pieces(model: Any, pieces: Sequence[tuple[str, float, int]], num_tokens: int) -> bytes:
-    """Returns a SentencePiece model with other pieces, as the bytes of a vocabulary.
+    """Returns a SentencePiece model, which is changed, with other pieces, for a `Vocabulary`.
 
-    Args:
-        model: of `model_message`; changed.
-        pieces: the name, score and type of each; the first four are padding, unknown, BOS and EOS.
-        num_tokens: see `Vocabulary`.
+    Each has a name, a score and a type; the first four are padding, unknown, BOS and EOS.
     """
     del model.pieces[:]
     for name, score, type_ in pieces:

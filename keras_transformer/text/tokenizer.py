@@ -192,10 +192,7 @@ def with_eos(tokens: tf.RaggedTensor, max_tokens: int | None = None) -> tf.Tenso
     """Returns ids [B, (length)] with EOS at the end of each row, then padding: int32 [B, L].
 
     L is at least 1, also where B is 0: a loop over no time steps at all has outputs of no shape.
-
-    Args:
-        tokens: the ids.
-        max_tokens: the most ids of a row before EOS; others are cut. None for all.
+    Of a row the first `max_tokens` ids are kept; None keeps all.
     """
     ids = tf.pad(tokens.to_tensor(PAD_ID), [[0, 0], [0, 1]], constant_values=PAD_ID)
     lengths = tf.cast(tokens.row_lengths(), tf.int32)

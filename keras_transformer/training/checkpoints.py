@@ -178,10 +178,6 @@ class Checkpoints:
         weights = by_name(model, model.weights)
         self._write(name, {f"weights/{path}": weight for path, weight in weights.items()})
 
-    def write_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Adds the metrics of the dev set at a step to the manifest."""
-        self._update_manifest(step, metrics)
-
     def drop(self, name: str) -> None:
         """Removes a checkpoint if it exists."""
         self.path(name).unlink(missing_ok=True)
@@ -201,7 +197,7 @@ class Checkpoints:
                 sync(path)
                 for replaced in (AVERAGE, name):  # no average is older than the newest checkpoint
                     self.drop(replaced)
-                self._update_manifest(step, metrics, **{name: sha256([path])})
+                self.write_metrics(step, metrics, **{name: sha256([path])})
                 os.replace(path, self.path(name))
             finally:
                 path.unlink(missing_ok=True)
@@ -285,10 +281,10 @@ class Checkpoints:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
-    def _update_manifest(
+    def write_metrics(
         self, step: int | None, metrics: Mapping[str, float] | None, **digests: str
     ) -> None:
-        """Adds the metrics at a step, if there are any, and digests of checkpoints."""
+        """Adds dev metrics at a step, if there are any, and digests of files to the manifest."""
         values = self._manifest()
         kept = {name: x for name, x in values["sha256"].items() if self.path(name).exists()}
         values["sha256"] = kept | digests

@@ -54,9 +54,7 @@ def read_metrics(path: pathlib.Path) -> list[Row]:
 def training_cost(metrics: pathlib.Path, checkpoint: str) -> dict[str, float]:
     """Returns the totals of a run at a checkpoint, such as "step-300"; of others those at the end.
 
-    Args:
-        metrics: the run's file of metrics, which need not exist.
-        checkpoint: its name.
+    The run's file of metrics need not exist.
     """
     _, has_step, step = checkpoint.partition("step-")
     rows = [row for row in _rows(metrics) if not has_step or row["step"] <= int(step)]

@@ -29,10 +29,7 @@ def compile_for_training(
 ) -> None:
     """Compiles the model with loss (5.4), optimizer and schedule, by default the paper's (5.3).
 
-    Args:
-        model: built under the strategy that trains it.
-        training: the hyperparameters.
-        jit_compile: as in `TokenWeightedModel.compile`.
+    It was built under the strategy that trains it.
     """
     optimizer = FusedAdam(
         _schedule(training, model.config.model_dim),
@@ -59,12 +56,8 @@ def compile_for_training(
 def compile_shapes(model: Seq2SeqModel, shapes: Sequence[BatchShape], show: bool) -> None:
     """Lets XLA compile the update for each shape of batches, side by side, before the first one.
 
-    Padding runs through each program once; what that changes is put back.
-
-    Args:
-        model: from `compile_for_training`.
-        shapes: of all batches.
-        show: whether to show how many are done.
+    Padding runs through each program once; what that changes is put back. `show` says whether to
+    show how many are done.
     """
     strategy = model.distribute_strategy
     ids = tf.TensorSpec([None, None], tf.int32)
@@ -106,9 +99,7 @@ def _schedule(training: TrainingConfig, model_dim: int) -> Any:
 def freeze(model: Seq2SeqModel, parts: str | None) -> None:
     """Makes the weights of some parts untrainable; call it before the model is compiled.
 
-    Args:
-        model: any architecture; its layers are its parts, and "embeddings" are all tables.
-        parts: their names, separated by commas.
+    Parts are layers of the model, separated by commas, and "embeddings", which are all tables.
 
     Raises:
         InputError: it has no such part, or nothing is left to train.

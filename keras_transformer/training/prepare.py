@@ -37,12 +37,7 @@ def training_corpus(
 ) -> TokenizedCorpus:
     """Returns the corpora to train on as ids, tokenized before or now; see `cached_corpus`.
 
-    Args:
-        data: names the text and its limits.
-        vocabularies: of source and target.
-        folder: of the run, for the tokenized text.
-        task: reads the text.
-        say: receives a line for each reason that pairs were dropped for.
+    `say` receives a line for each reason that pairs were dropped for.
     """
     sources = task.train_sources(data)
     if data.augment:
@@ -71,13 +66,7 @@ def read_test_text(data: DataConfig, task: Task = _TRANSLATION) -> ParallelText:
 def tokenize(
     text: ParallelText, vocabularies: tuple[Vocabulary, Vocabulary], **options: Any
 ) -> TokenizedCorpus:
-    """Returns a small text as ids, in memory; `options` and errors of `TokenizedCorpus.from_ids`.
-
-    Args:
-        text: the text.
-        vocabularies: of source and target.
-        **options: such as max_length.
-    """
+    """Returns a small text as ids in memory; `options` and errors of `TokenizedCorpus.from_ids`."""
     ids = [vocabulary.encode(side) for vocabulary, side in zip(vocabularies, text, strict=True)]
     return TokenizedCorpus.from_ids(*ids, **options)
 

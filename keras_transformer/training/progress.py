@@ -38,12 +38,8 @@ class TrainingLog:
     The metrics of an update stay on the device until a row is made, so that training does not wait
     for a GPU after each one. Every worker measures; the first one writes.
 
-    Args:
-        run, configs: the run, and its configurations.
-        model: compiled, under the strategy that trains it.
-        dev_metric: measures the task's metric, if the dev set is searched.
-        step: where the run resumes; rows beyond it are dropped, and written again.
-        tensorboard, show: as in `train`.
+    `dev_metric` measures the task's metric, if the dev set is searched. `step` is where the run
+    resumes: rows beyond it are dropped, and written again.
     """
 
     def __init__(

@@ -370,13 +370,8 @@ def prepare_run(
 ) -> TokenizedCorpus:
     """Creates the run, or saves its changed settings, and returns its tokenized text.
 
-    Of several workers the first one does so, while the others wait.
-
-    Args:
-        run: exists or not.
-        configs: from now on.
-        strategy: from `make_strategy`.
-        say: receives lines about the progress.
+    Of several workers the first one does so, while the others wait. `say` receives lines about the
+    progress.
 
     Raises:
         InputError: the text cannot be used, the run was created with other settings, or the

@@ -128,12 +128,9 @@ def new_configs(options: Options) -> RunConfigs:
 def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunConfigs:
     """Returns the configurations of a new run that starts from a checkpoint of another one.
 
-    Model and vocabularies are those of the other run, except for dropout rates: an option that
-    changes them is an `InputError`, and so are options that name no data.
-
-    Args:
-        origin, path: the configurations of the other run, and its absolute path or name.
-        options: of the new run.
+    That has the configurations `origin`, and an absolute path or a name. Model and vocabularies are
+    its own, except for dropout rates: an option that changes them is an `InputError`, and so are
+    options that name no data.
     """
     _check_names(options)
     if not names_data(options):
@@ -151,7 +148,10 @@ def fine_tuning_configs(origin: RunConfigs, path: str, options: Options) -> RunC
             f"--{changes[0]} cannot be combined with --start_from: model and vocabularies are "
             f"those of {path}; remove --{', --'.join(changes)}"
         )
-    task, inherited = _changed_task(origin.task, options), {}
+    task_type, inherited = get_task(options.get("task", origin.task.name)), {}
+    options_of_task = task_type.pick(options)
+    is_same = task_type is type(origin.task)
+    task = origin.task.replace(**options_of_task) if is_same else task_type(**options_of_task)
     if origin.data is not None:
         inherited = {name: getattr(origin.data, name) for name in for_vocabulary}
     rate = _FINE_TUNING_RATE * (origin.model.model_dim * _WARMUP_STEPS) ** -0.5
@@ -218,13 +218,6 @@ def option_names() -> set[str]:
     configs += map(get_task, registered_tasks())
     fields = {field for config in configs for field in config.fields_with()}
     return fields | {"preset", "architecture", "task"}
-
-
-def _changed_task(task: Task, options: Options) -> Task:
-    """Returns a task with the options of the one that they name, by default the same."""
-    task_type = get_task(options.get("task", task.name))
-    changes = task_type.pick(options)
-    return task.replace(**changes) if task_type is type(task) else task_type(**changes)
 
 
 def _data(task: Task, options: Options, inherited: Options | None = None) -> DataConfig:

@@ -123,11 +123,8 @@ class Stopped(Exception):  # noqa: N818  # it is no error
 class Trainer:
     """Trains a run in one process, under the scope of its strategy.
 
-    Of several workers the first one, the chief, writes the files; all make the same updates.
-
-    Args:
-        run: an existing run directory; its newest checkpoint is resumed from.
-        strategy, jit_compile: as in `train`.
+    Of several workers the first one, the chief, writes the files; all make the same updates. The
+    run exists, and its newest checkpoint is resumed from; other arguments are as in `train`.
 
     Attributes:
         model: built and compiled.

@@ -50,22 +50,11 @@ class DevMetric:
     validations, but at least 128. A sentence with several references is searched once and compared
     with all of them.
 
-    Args:
-        model: the model, built.
-        text: the dev set.
-        vocabularies: of source and target.
-        task: evaluates outputs, and has a default search.
-        training: limits how much is searched.
-        search: instead of the task's search; finds one output per sentence.
+    The search finds one output per sentence.
 
     Attributes:
         num_sentences: how many different source sentences are searched.
         num_all: how many the dev set has.
-
-    Example:
-        >>> bleu = DevMetric(model, dev, run.vocabularies(), TranslationTask(), training)
-        >>> bleu()
-        37.2
     """
 
     def __init__(
@@ -75,7 +64,7 @@ class DevMetric:
         vocabularies: tuple[Vocabulary, Vocabulary],
         task: Task,
         training: TrainingConfig,
-        search: SearchConfig | None = None,
+        search: SearchConfig,
     ) -> None:
         source, target = vocabularies
         self._task = task
@@ -98,7 +87,7 @@ class DevMetric:
             model,
             source,
             target,
-            search or task.search_config(task.dev_search),
+            search,
             xla=False if has_replicas else gpu_shapes((_BATCH_SIZE,)),
             task=task,
         )
@@ -117,14 +106,7 @@ class DevMetric:
 
 
 class Validation:
-    """Measures the model on the dev set: the loss, and the task's metric.
-
-    Args:
-        model: compiled under the strategy that trains it.
-        dev: the dev set.
-        vocabularies: of source and target.
-        configs: of the run.
-        max_shapes: how many shapes batches may have.
+    """Measures a compiled model on the dev set: the loss, and the task's metric.
 
     Attributes:
         dev_metric: measures the metric; None where validation is to take no time.

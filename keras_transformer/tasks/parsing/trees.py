@@ -52,10 +52,7 @@ class TreeFile(PairFile):
 def read_trees(lines: Iterable[str], name: str, first_line: int = 1) -> Iterator[tuple[int, Tree]]:
     """Yields each tree of a text, on one or many lines, and the number of its first line.
 
-    Args:
-        lines: the text.
-        name: of the text in messages.
-        first_line: the number of the text's first line.
+    Messages have the text's name; `first_line` is the number of its first line.
 
     Raises:
         InputError: a bracket is not closed, was not opened or has no words; a word stands outside
