@@ -30,9 +30,9 @@ FLOORS = {
 # The most lines of a folder. A change that needs more names what goes for it, or raises the number
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
-    "client": 514, "commands": 1828, "config": 1186, "data": 1238, "explorer": 394,
-    "inference": 1011, "interop": 2651, "layers": 2568, "models": 1809, "pretrained": 48,
-    "search": 1470, "serving": 583, "tasks": 1567, "text": 951, "training": 2344,
+    "client": 502, "commands": 1795, "config": 1152, "data": 1230, "explorer": 372,
+    "inference": 985, "interop": 2558, "layers": 2504, "models": 1775, "pretrained": 48,
+    "search": 1468, "serving": 576, "tasks": 1564, "text": 936, "training": 2281,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.
 WITHOUT_TENSORFLOW = (
