@@ -31,7 +31,7 @@ FLOORS = {
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
     "client": 502, "commands": 1795, "config": 1152, "data": 1230, "explorer": 372,
-    "inference": 985, "interop": 2558, "layers": 2504, "models": 1775, "pretrained": 48,
+    "inference": 985, "interop": 2612, "layers": 2504, "models": 1775, "pretrained": 48,
     "search": 1468, "serving": 576, "tasks": 1564, "text": 936, "training": 2281,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -249,6 +249,12 @@ def transformer_parts(model: Any) -> Iterator[tuple[str, int, tuple[str, ...], A
     if model.config.embedding_norm:
         yield "encoder", 0, ("embedding.norm",), model.source_norm
         yield "decoder", 0, ("embedding.norm",), model.target_norm
+
+
+def missing_options(options: Iterable[str]) -> list[str]:
+    """Returns a note on search options of the files that `SearchConfig` lacks, if there are any."""
+    names = ", ".join(options)
+    return [f"Search options that this package does not have: {names}."] if names else []
 
 
 def check_rows(rows: int, symbols: Symbols) -> None:

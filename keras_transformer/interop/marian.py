@@ -15,7 +15,12 @@ import numpy as np
 import yaml
 
 from keras_transformer.errors import InputError
-from keras_transformer.interop.foreign import ForeignModel, ImportOptions, Layout
+from keras_transformer.interop.foreign import (
+    ForeignModel,
+    ImportOptions,
+    Layout,
+    missing_options,
+)
 from keras_transformer.interop.marian_binary import is_binary, read_binary
 from keras_transformer.interop.reading import (
     Array,
@@ -67,6 +72,11 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "input-types": ([],),
 }
 _SINCE_ERF = (1, 12, 42)  # from this version on gelu is x Phi(x), before it x sigmoid(1.702 x)
+# Options of decoder.yml that change translations and that `SearchConfig` lacks.
+_OTHER_SEARCH = (
+    "word-penalty", "max-length-factor", "output-sampling", "shortlist", "force-decode",
+    "word-scores-threshold", "allow-special",
+)  # fmt: skip
 _FIREFOX = {"beam-size": "1", "normalize": "1.0"}  # how it searches
 _OPTIONS = "special:model.yml"
 
@@ -126,7 +136,12 @@ def read_marian(path: pathlib.Path, import_options: ImportOptions) -> ForeignMod
         target=target,
         spms=import_options.spms or _find_spms(vocabularies),
         search=search_fields(decoder),
-        notes=[
+        notes=missing_options(
+            f"{name} {decoder.values[name]}"
+            for name in _OTHER_SEARCH
+            if decoder.values.get(name) not in (None, "", "0", "0.0", "false", [])
+        )
+        + [
             f"The shortlist {file.name} is left out: any token may come next."
             for file in path.parent.glob("lex*.bin")
         ],

@@ -33,6 +33,7 @@ from keras_transformer.interop.foreign import (
     check_rows,
     export_folder,
     layer_tensors,
+    missing_options,
     to_numpy,
     unsupported,
 )
@@ -63,6 +64,15 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "quick_gelu": "gelu_sigmoid",
 }
+# Generation options that `SearchConfig` lacks, and the values that change nothing.
+_OTHER_SEARCH: dict[str, Any] = {
+    "begin_suppress_tokens": None, "constraints": None, "diversity_penalty": 0.0,
+    "do_sample": False, "encoder_no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1.0,
+    "exponential_decay_length_penalty": None, "force_words_ids": None,
+    "forced_bos_token_id": None, "guidance_scale": 1.0, "max_time": None, "num_beam_groups": 1,
+    "num_return_sequences": 1, "penalty_alpha": None, "sequence_bias": None, "stop_strings": None,
+    "suppress_tokens": None,
+}  # fmt: skip
 # Of a source that is truncated, and of a translation, the start token included.
 _MARIAN_MAX_TOKENS = 512
 # Of `early_stopping`: True, "never", or False, which is the default.
@@ -102,7 +112,7 @@ def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> Fo
         target=target,
         spms=spms,
         search=_search(generation, target),
-        notes=_language_codes(source),
+        notes=_search_notes(generation, target) + _language_codes(source),
     )
 
 
@@ -223,6 +233,29 @@ def _search(options: Options, target: Symbols) -> dict[str, Any]:
         # Of any source: without a limit relative to it.
         search["max_length"] = search["max_extra_length"] = min(max(longest - 1, 1), MAX_TOKENS)
     return search
+
+
+def _search_notes(options: Options, target: Symbols) -> list[str]:
+    """Returns notes on generation options that are not taken over, or act otherwise here."""
+    # Padding and the start token are never generated.
+    never = ([target.pad], [target.unk], [target.start])
+    bad_words = [bad for bad in options.get("bad_words_ids", list, []) if bad not in never]
+    ends = options.values.get("eos_token_id")
+    others = [f"bad_words_ids {bad_words}"] * bool(bad_words)
+    if isinstance(ends, list) and len(ends) > 1:
+        others.append(f"eos_token_id {ends}, but the first")
+    others += [
+        f"{name} {options.values[name]}"
+        for name, neutral in _OTHER_SEARCH.items()
+        if options.values.get(name, neutral) not in (neutral, None)
+    ]
+    notes = missing_options(others)
+    if options.get("repetition_penalty", float, 1.0) != 1 and options.get("num_beams", int, 1) > 1:
+        notes.append(
+            "repetition_penalty changes logits here, and with a beam log-probabilities in "
+            "transformers: translations may differ."
+        )
+    return notes
 
 
 def _language_codes(source: Symbols) -> list[str]:

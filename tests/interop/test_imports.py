@@ -263,28 +263,36 @@ def test_opennmt_tf_vocabulary_may_list_the_unknown_token(is_full, unk, copy):
 MARIAN, HF = "marian_pre_relu", "hf_marian"
 
 
-# Search options in the files, and the fields that they become.
+# Search options in the files, the fields that they become, and the beginning of the note on others.
 SEARCH = [
-    (HF, None, {"min_length": 0, "beam_size": 4}),  # as config.json says
-    (HF, {}, {"min_length": 0, "beam_size": 1}),
+    (HF, None, {"min_length": 0, "beam_size": 4}, ""),  # as config.json says
+    (HF, {}, {"min_length": 0, "beam_size": 1}, ""),
     (HF, {"min_length": 5, "max_length": 20},
-     {"min_length": 4, "max_length": 18, "max_extra_length": 18}),
-    (HF, {"num_beams": 6, "early_stopping": False}, {"beam_size": 6, "early_stop": "current"}),
-    (HF, {"early_stopping": "never"}, {"early_stop": "exact"}),
-    (HF, {"max_new_tokens": 7, "min_new_tokens": 2}, {"min_length": 2, "max_length": 6}),
+     {"min_length": 4, "max_length": 18, "max_extra_length": 18}, ""),
+    (HF, {"num_beams": 6, "early_stopping": False, "do_sample": False, "num_beam_groups": None},
+     {"beam_size": 6, "early_stop": "current"}, ""),
+    (HF, {"early_stopping": "never"}, {"early_stop": "exact"}, ""),
+    (HF, {"max_new_tokens": 7, "min_new_tokens": 2}, {"min_length": 2, "max_length": 6}, ""),
     (HF, {"no_repeat_ngram_size": 3, "repetition_penalty": 1.2, "early_stopping": True},
-     {"no_repeat_ngram": 3, "repetition_penalty": 1.2, "early_stop": "first"}),
-    (HF, {"bad_words_ids": [[777], [1]]}, {"forbid_unknown": True}),
-    (MARIAN, {}, {"beam_size": 12, "length_penalty": 0.0, "forbid_unknown": True}),
+     {"no_repeat_ngram": 3, "repetition_penalty": 1.2, "early_stop": "first"}, ""),
+    (HF, {"repetition_penalty": 1.2, "num_beams": 4}, {}, "repetition_penalty changes logits"),
+    (HF, {"bad_words_ids": [[777], [1]]}, {"forbid_unknown": True}, ""),
+    (HF, {"bad_words_ids": [[777], [9, 8]]}, {}, "bad_words_ids [[9, 8]]"),
+    (HF, {"do_sample": True}, {}, "do_sample True"),
+    (HF, {"eos_token_id": [0, 5]}, {}, "eos_token_id [0, 5], but the first"),
+    (HF, {"diversity_penalty": 0.5}, {}, "diversity_penalty 0.5"),
+    (MARIAN, {}, {"beam_size": 12, "length_penalty": 0.0, "forbid_unknown": True}, ""),
     (MARIAN, {"normalize": 1, "beam-size": 6, "word-penalty": 0},
-     {"length_penalty": 1.0, "beam_size": 6}),
-    (MARIAN, {"allow-unk": "true"}, {"forbid_unknown": False}),
-    (MARIAN, {"allow-unk": "Yes"}, {"forbid_unknown": False}),
+     {"length_penalty": 1.0, "beam_size": 6}, ""),
+    (MARIAN, {"allow-unk": "true"}, {"forbid_unknown": False}, ""),
+    (MARIAN, {"allow-unk": "Yes"}, {"forbid_unknown": False}, ""),
+    (MARIAN, {"output-sampling": ["full"], "max-length-factor": 2}, {},
+     "max-length-factor 2, output-sampling"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "options", "search"), SEARCH)
-def test_search_options_are_taken_over(name, options, search, copy):
+@pytest.mark.parametrize(("name", "options", "search", "noted"), SEARCH)
+def test_search_options_are_taken_over_or_noted(name, options, search, noted, copy):
     folder = copy(name)
     if name == MARIAN:
         files = {"models": ["model.npz"], "vocabs": ["vocab.src.yml", "vocab.trg.yml"]}
@@ -294,7 +302,10 @@ def test_search_options_are_taken_over(name, options, search, copy):
     else:
         (folder / "generation_config.json").unlink()
         with_values("config.json", num_beams=4)(folder)
-    assert read_model(folder).search.items() >= search.items()
+    model = read_model(folder)
+    assert model.search.items() >= search.items()
+    notes = [each for each in model.notes if not each.startswith(("Begin a sentence", "The text"))]
+    assert [noted in note for note in notes] == [True] * bool(noted)
 
 
 def test_language_codes_are_noted_and_the_start_token_is_read(copy):
