@@ -1,15 +1,22 @@
-"""LSTM: its first biases and its precision; oracles of its numbers are in the tests of models."""
+"""LSTM and SSRU: first biases, masks, precision; tests of models have oracles of their numbers."""
 
 import numpy as np
-from keras import ops
+import pytest
 
-from keras_transformer.layers import LSTM, LSTMState
+from keras_transformer.layers import LSTM, SSRU, LSTMState
 
 
 def test_the_forget_gate_is_open_at_first():
     layer = LSTM(3)
     layer.build((None, None, 2))
     assert layer.projection.bias.numpy().tolist() == [0] * 3 + [1] * 3 + [0] * 6
+
+
+@pytest.mark.parametrize("layer", [LSTM(3), SSRU()])
+def test_hidden_tokens_leave_the_state_as_it_is(layer):
+    x = np.random.default_rng(1).normal(size=(2, 5, 3)).astype("float32")
+    found = layer(x, mask=np.array([[True, False, True, False, True]] * 2))
+    np.testing.assert_allclose(found[:, ::2], layer(x[:, ::2]), atol=1e-6)
 
 
 def test_in_half_precision_the_cell_still_adds_up_small_numbers():
@@ -20,8 +27,6 @@ def test_in_half_precision_the_cell_still_adds_up_small_numbers():
     layer.recurrent_kernel.assign([[0.0, 0.0, 0.0, 0.0]])
     layer.projection.kernel.assign([[0.0, 0.0, 2.0**-10, 0.0]])
     layer.projection.bias.assign([20.0, 20.0, 0.0, 20.0])
-    ones = ops.ones((1, 1), "float32")
-    _, state = layer.call(
-        np.ones((1, 256, 1), "float32"), state=LSTMState(ones, ones), return_state=True
-    )
+    x, one = np.ones((1, 256, 1), "float32"), np.ones((1, 1), "float32")
+    _, state = layer.call(x, state=LSTMState(one, one), return_state=True)
     np.testing.assert_allclose(state.cell, 1.25, rtol=1e-3)

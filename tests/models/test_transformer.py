@@ -125,8 +125,6 @@ def test_frozen_parts_and_quantized_weights_of_a_file_stay_so(tmp_path):
 
 IDS = np.array([[5, 6, 3], [7, 3, 0]])
 RAGGED = tf.ragged.constant([[5, 6, 3], [7, 3]])
-
-
 BATCH = {"source": IDS, "target": IDS}
 
 
