@@ -2,11 +2,13 @@
 
 import concurrent.futures
 import contextlib
+import itertools
 import random
 import socket
 import sys
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -127,8 +129,12 @@ def test_transient_failures_are_retried(connect, model, monkeypatch, code, is_re
 def test_call_ends_with_its_timeout_or_the_first_rejection(connect, model):
     start = time.monotonic()
     model.faults = [FaultError("UNAVAILABLE", "busy")] * 99
-    check_failure("UNAVAILABLE", connect(retries=99, timeout_s=0.6).translate, ["a"])
+    client = connect(retries=99, timeout_s=0.6)
+    client._transport = mock.Mock(wraps=client._transport)
+    check_failure("UNAVAILABLE", client.translate, ["a"])
     assert 2 <= len(model.requests) <= 4
+    left = [call.args[2] for call in client._transport.predict.call_args_list]  # of the time
+    assert all(later < earlier - 0.09 for earlier, later in itertools.pairwise(left))
     model.faults.clear()
     model.may_answer.clear()
     check_failure("DEADLINE_EXCEEDED", connect(timeout_s=0.2).translate, ["a"])

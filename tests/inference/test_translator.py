@@ -143,7 +143,7 @@ def test_vocabulary_of_another_size_is_rejected(trained, more):
         (["sun Владимир", "sun", "Zoë cat Владимир"], 1, {}, ["Владимир", "⁇", "Zoë"]),
         (["sun Владимир"], 2, dict(replace_unknowns=False), ["⁇ ⁇"]),
         (["sun Влад\x1bимир", "sun \x07"], 1, {}, ["Влад имир", "⁇"]),  # control characters
-        (["Zoë sun Владимир"], 3, dict(prefix="😀"), ["⁇ Zoë Владимир"]),
+        (["Zoë sun Владимир", "Zoë"], 3, dict(prefix="😀"), ["⁇ Zoë Владимир", "⁇ Zoë Zoë"]),
         (["SPACES Zoë"], 1, {}, ["Zoë"]),  # as many as the model reads
         # A sentence of unknown tokens alone comes back as a whole.
         (["😀", " Москва,  木木\x07木 "], 1, {}, ["😀", "Москва,  木木 木"]),

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from keras_transformer.config import EOS_ID, PAD_ID, UNK_ID
 from keras_transformer.inference.words import copy_unknowns, words_of_tokens
-from keras_transformer.text import Tokenizer, learn_vocabulary
+from keras_transformer.text import Tokenizer, Vocabulary, learn_vocabulary
 
 LINES = ["the old man reads a book", "it\u00b4s a dog", "the man has a book", "old dogs read"] * 20
 SIZES = {"unigram": 23, "bpe": 40, "char": 60, "word": 60}
@@ -46,6 +46,13 @@ def test_words_that_cannot_be_told_apart_have_no_numbers():
     (ids,) = tokenizer.vocabulary.encode([text])
     assert len(ids) == 2
     assert words_of(tokenizer, text, [*ids, EOS_ID]) == [-1, -1, -1]
+
+
+def test_first_token_begins_a_word_without_a_space_before_it():
+    learned = learn_vocabulary(LINES, size=40, kind="bpe").model_bytes
+    tokenizer = Tokenizer(Vocabulary(learned + b"\x1a\x02\x18\x00"))  # without add_dummy_prefix
+    (ids,) = tokenizer.vocabulary.encode(["a dog"])
+    assert words_of(tokenizer, "a dog", [*ids, EOS_ID]) == [0] + [1] * (len(ids) - 1) + [-1]
 
 
 # Words in capitals are unknown, each a token. By default each "⁇" of a text is the unknown token.

@@ -171,16 +171,22 @@ def test_odd_logits_are_scored_in_float32(kind):
         assert_found(narrow_beam(model, row, Request(5), 4), found, row)
 
 
-def test_ties_go_to_the_lower_beam_and_the_lower_id():
-    def step(ids, state):
-        return tf.zeros([*ids.shape, 7]), state
-
+@pytest.mark.parametrize(
+    ("form", "alpha", "expected"),
+    [
+        # Open after one token: 1 and 4. Continuations of 1 come first: 1 1 and 1 4.
+        ("gnmt", 20.0, [[1, 1, EOS_ID], [1, 4, EOS_ID]]),
+        # All translations have the score log(1 / 7).
+        ("power", 1.0, [[EOS_ID, PAD_ID, PAD_ID], [1, EOS_ID, PAD_ID]]),
+    ],
+)
+def test_ties_go_to_the_lower_beam_and_id_and_the_first_that_ended(form, alpha, expected):
     found = beam_search(
-        step, DecodingState(),
-        max_lengths=tf.constant([2]), beam_size=2, num_translations=2, length_penalty=20.0,
+        lambda ids, state: (tf.zeros([*ids.shape, 7]), state), DecodingState(), beam_size=2,
+        num_translations=2, max_lengths=tf.constant([2]), length_penalty=alpha,
+        length_penalty_form=form,
     )  # fmt: skip
-    # Open after one token: 1 and 4. Continuations of 1 come first: 1 1 and 1 4.
-    np.testing.assert_array_equal(found.ids[0], [[1, 1, EOS_ID], [1, 4, EOS_ID]])
+    np.testing.assert_array_equal(found.ids[0], expected)
 
 
 def test_static_sizes_of_the_state_stay_static_in_the_loop():
