@@ -24,7 +24,7 @@ SCRIPTS = [
     "Ｆｕｌｌ－ｗｉｄｔｈ ﬁne ﬂow… ½ ① ㎏ ﷺ",
     "cafe\u0301 A\u030angstro\u0308m ệ e\u0323\u0302",
     "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🙂",
-    "tabs\tand\u00a0no-break\u3000wide spaces\u2028lines",
+    "tabs\tand\u00a0no-break\u3000wide spaces\u2028lines\u3000",
 ]
 ODDITIES = [
     "",

@@ -121,7 +121,7 @@ def test_search_has_room_for_the_text(tmp_path, source, target, options, expecte
     assert run.configs().search == expected
 
 
-def test_run_is_created_by_one_process_at_a_time_and_whole(tmp_path, text_files):
+def test_run_is_created_by_one_process_at_a_time_and_whole(tmp_path, text_files, full_disk):
     run = RunDirectory(tmp_path / "run")
     with run.lock(), pytest.raises(InputError, match="another process creates or trains"):
         create_run(RunDirectory(run.path), text_files)
@@ -136,6 +136,8 @@ def test_run_is_created_by_one_process_at_a_time_and_whole(tmp_path, text_files)
     (run.path / "tokens" / ".writing-x" / "tokens").mkdir(parents=True)  # a killed process's
     with run.lock(), pytest.raises(InputError, match="another process creates or trains"):
         RunDirectory(run.path).change(train_steps=5000)
+    with full_disk(), pytest.raises(InputError, match="cannot write run directory"):
+        run.change(train_steps=5000)
     assert run.configs() == before and not [*run.path.rglob(".writing-*")]
 
 

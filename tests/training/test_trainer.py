@@ -97,6 +97,8 @@ def test_finished_run_only_makes_another_average(undisturbed, tmp_path):
     for name in averaged:
         if name.startswith("weights/"):
             np.testing.assert_array_equal(averaged[name], last[name])
+    run.change(average_best=1)
+    assert not run.is_finished()
 
 
 # Interruptions
