@@ -222,6 +222,7 @@ VARIANTS = {
     "line ends of Windows": ("fairseq_pre_gelu", with_lines_of_windows),
     "one matrix of query, key and value": ("fairseq_pre_gelu", with_state(join_projections)),
     "options of the task": ("fairseq_pre_gelu", with_state(leave_task_options)),
+    "older checkpoint": ("opennmt_tf", lambda folder: (folder / "ckpt-90.index").touch()),
 }
 
 

@@ -84,10 +84,7 @@ def test_the_band_is_that_of_table_1():
 @pytest.mark.parametrize("causal", [False, True])
 def test_windows_of_dynamic_length_and_under_xla(causal):
     layer = make_layer(41, 3)
-
-    def call(x, mask):
-        return layer(x, mask=mask, use_causal_mask=causal)
-
+    call = functools.partial(layer, use_causal_mask=causal)
     specs = tf.TensorSpec((None, None, D)), tf.TensorSpec((None, None), tf.bool)
     graph = tf.function(call, input_signature=specs)
     compiled = tf.function(call, jit_compile=True)

@@ -144,13 +144,13 @@ def test_search_goes_on_while_a_longer_one_may_win(ends, alpha, form, early_stop
         return tf.where((ids == BOS_ID)[..., None], first, later), state
 
     found = beam_search(
-        step, DecodingState(), max_lengths=tf.constant([30]), beam_size=2,
+        step, DecodingState(), max_lengths=tf.constant([30, 1]), beam_size=2,
         length_penalty=alpha, length_penalty_form=form, early_stop=early_stop,
     )  # fmt: skip
-    np.testing.assert_array_equal(found.ids[0, 0, :3], [4, EOS_ID, PAD_ID])
+    np.testing.assert_array_equal(found.ids[:, 0, :3], [[4, EOS_ID, PAD_ID]] * 2)
     divisor = (7 / 6 if form == "gnmt" else 2) ** alpha
     score = np.log((1 - ends[0]) * ends[1]) / divisor
-    np.testing.assert_allclose(found.scores[0, 0], score, atol=1e-5)
+    np.testing.assert_allclose(found.scores[:, 0], [score] * 2, atol=1e-5)
     assert len(calls) == steps or (steps is None and len(calls) >= 2)
 
 
