@@ -30,9 +30,9 @@ FLOORS = {
 # The most lines of a folder. A change that needs more names what goes for it, or raises the number
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
-    "client": 502, "commands": 1795, "config": 1152, "data": 1230, "explorer": 372,
-    "inference": 985, "interop": 2612, "layers": 2504, "models": 1775, "pretrained": 48,
-    "search": 1468, "serving": 576, "tasks": 1564, "text": 936, "training": 2281,
+    "client": 502, "commands": 1795, "config": 1153, "data": 1231, "explorer": 372,
+    "inference": 985, "interop": 2612, "layers": 2504, "models": 1776, "pretrained": 48,
+    "search": 1473, "serving": 576, "tasks": 1564, "text": 936, "training": 2284,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.
 WITHOUT_TENSORFLOW = (
@@ -106,4 +106,9 @@ def test_folders_keep_to_their_lines():
     for path in PACKAGE.glob("*/**/*.py"):
         folder = path.relative_to(PACKAGE).parts[0]
         lines[folder] += len(path.read_text(encoding="utf-8").splitlines())
-    assert {name: count for name, count in lines.items() if count > MOST_LINES[name]} == {}
+    too_long = [
+        f"{name}: {n} lines, at most {MOST_LINES[name]}"
+        for name, n in lines.items()
+        if n > MOST_LINES[name]
+    ]
+    assert too_long == []

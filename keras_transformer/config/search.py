@@ -1,8 +1,9 @@
 """Search options (Vaswani et al. 2017, 6.1): of a whole search, and of single sentences.
 
-An option goes from its flag, or from `Translator(search=...)`, into a `SearchConfig`; or, if it is
-one of `REQUEST_OPTIONS`, from `translate` through sentences.py, which checks it, into the graph,
-where inference/options.py bounds it; a negative number there stands for the configuration's.
+A flag, or an argument of `Translator.load`, changes the `SearchConfig`. A keyword of the method
+`Translator.translate`, one of `REQUEST_OPTIONS`, is a column of the request, as is a flag beside
+--saved_model: sentences.py checks it, and inference/options.py bounds it in the graph, where a
+negative number stands for the configuration's.
 search/model_search.py makes a search of both: an option that limits tokens is a constraint in
 `make_constraints`; any other is an argument in `search_model`, and in `_TYPES` of search/loop.py.
 """

@@ -132,13 +132,13 @@ class TrainingConfig(JsonConfig):
                 f"{self.warmup_steps:,} of {self.train_steps:,} train_steps; lower it"
             )
 
-    def is_saved(self, step: int) -> bool:
+    def is_checkpoint_step(self, step: int) -> bool:
         """Whether the dev set is evaluated and a checkpoint written after so many updates."""
         return step % self.checkpoint_steps == 0 or step == self.train_steps
 
-    def is_logged(self, step: int) -> bool:
+    def is_log_step(self, step: int) -> bool:
         """Whether a row of metrics is written after so many updates."""
-        return step % self.log_steps == 0 or self.is_saved(step)
+        return step % self.log_steps == 0 or self.is_checkpoint_step(step)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:

@@ -15,12 +15,13 @@ toolkits pairs of similar length share a batch:
    `max_shapes` buckets, those with the least padding, found by dynamic programming. Each bucket is
    a shape.
 2. In each epoch the pairs of a bucket are shuffled and spread evenly over as few batches as hold
-   them; then the batches are shuffled, but for the largest, which comes first.
+   them; then the batches are shuffled, but for the largest, which comes first. Each pair comes
+   exactly once in an epoch.
 
 How many batches an epoch has depends on lengths, `max_shapes` and the bounds of a batch alone: it
-is the same in every epoch and for any number of devices, but not with XLA and without. So a run
-resumes in the middle of an epoch by planning that epoch, in a second for three million pairs;
-nothing is replayed. A plan takes some 30 bytes a pair. Lengths count EOS.
+is the same in every epoch and for any number of devices. (XLA has other `max_shapes`, so a run
+keeps its own.) So a run resumes in the middle of an epoch by planning that epoch, in a second for
+three million pairs; nothing is replayed. A plan takes some 30 bytes a pair. Lengths count EOS.
 
 Shapes: N pairs, C cells of the order, K buckets.
 """

@@ -62,8 +62,8 @@ def read_options(
         default = tf.constant(getattr(search, name), values.dtype)
         settings[name] = tf.where(values >= 0, values, default)  # False for NaN
         if values.dtype.is_floating:
-            settings[name] = tf.minimum(settings[name], _MAX_FLOAT)  # infinity too
-    settings["repetition_penalty"] = tf.maximum(settings["repetition_penalty"], 1e-3)
+            least = SearchConfig.__dataclass_fields__[name].metadata["minimum"]
+            settings[name] = tf.clip_by_value(settings[name], least, _MAX_FLOAT)  # infinity too
     extra = search.max_extra_length
     is_ignored = settings["max_extra_length"] > extra
     settings["max_extra_length"] = tf.minimum(settings["max_extra_length"], extra)

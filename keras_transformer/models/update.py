@@ -10,9 +10,10 @@ however many tokens each has, and clips gradients before it sums those of the re
     apply        the gradients, or skip the update where their norm is not finite
 
 so that, but for dropout masks and rounding, any number of devices and of parts makes the update
-that one device makes. If `uses_xla`, by default on a GPU, XLA compiles all but the check into one
-program; under a strategy, even of one replica, the gradients alone: replicas synchronize after
-them.
+that one device makes. In float16 Keras wraps the optimizer in one that scales the loss: gradients,
+their norm and the limit of clipping have that factor until it divides by it. If `uses_xla`, by
+default on a GPU, XLA compiles all but the check into one program; under a strategy, even of one
+replica, the gradients alone: replicas synchronize after them.
 
 Shapes: B batch, T target length.
 """
@@ -218,8 +219,8 @@ class TensorFlowUpdate(keras.Model):
     def _sum_and_clip(self, gradients: Gradients) -> tuple[Gradients, Tensor]:
         """Returns the batch's gradients, clipped, and their global norm before clipping, float32.
 
-        `_apply_if` skips the update if this norm is not finite. Clipping leaves NaN and infinity as
-        they are: in float16 the optimizer decides by the clipped gradients whether to skip.
+        `_apply_if` skips the update if this norm is not finite. The clipped gradients then have NaN
+        too, by which in float16 the optimizer decides to skip.
         """
         reached = [gradient for gradient in gradients if gradient is not None]
         sums = sum_over_replicas(reached)

@@ -196,9 +196,9 @@ def best_continuations(
     num_hypotheses, vocabulary_size = spec.num_hypotheses, logits.shape[2]
     count = 2 * num_hypotheses
     blocks, largest, rest = rank_next_tokens(logits, spec, rules)
-    # Where the pass over the vocabulary was skipped, N forbidden ids of each hypothesis are still
-    # here: of W * N more continuations than 2W at least 2W are allowed. XLA never skips it.
-    num_forbidden = 0 if spec.capacities else rules.forbidden_ids.shape[2]
+    # Where the pass over the vocabulary was skipped, up to N forbidden ids of each hypothesis may
+    # be among the best: of the best 2W + W * N at least 2W are allowed. XLA never skips it.
+    num_forbidden = 0 if spec.has_fixed_shapes else rules.forbidden_ids.shape[2]
     most = min(count + num_hypotheses * num_forbidden, num_hypotheses * vocabulary_size)
     log_probs, parents, ids = scoring.top_k_of_rows(blocks, most, -largest, state.log_probs - rest)
     forbidden = tf.gather(rules.forbidden_ids, parents, batch_dims=1)  # [B, most, N]
@@ -234,7 +234,7 @@ def rank_next_tokens(
 
     def with_normalizers(logits: Tensor) -> tuple[scoring.Blocks, Tensor, Tensor]:
         blocks = scoring.cut_into_blocks(logits, count)
-        return blocks, *scoring.log_normalizers(blocks, is_compiled=bool(spec.capacities))
+        return blocks, *scoring.log_normalizers(blocks, is_compiled=spec.has_fixed_shapes)
 
     def constrained() -> tuple[scoring.Blocks, Tensor, Tensor]:
         adjusted = constrain("adjust", logits)
@@ -267,7 +267,7 @@ def _choose(
     """
     if condition is False:
         return same()
-    if condition is True or spec.capacities:
+    if condition is True or spec.has_fixed_shapes:
         return changed()
     return tf.cond(condition, changed, same)
 

@@ -23,7 +23,7 @@ from keras_transformer.search.scoring import NOTHING, is_possible
 
 
 class Hypotheses(NamedTuple):
-    """The best translations of each sentence, best first.
+    """The best translations of each sentence, best first; each field is a tensor [B, ...].
 
     Where a sentence has fewer than N translations (a tiny vocabulary, a short limit, constraints
     that contradict each other), the last places are empty: length 0, only PAD, and `NO_SCORE`,
@@ -52,6 +52,11 @@ class SearchSpec(NamedTuple):
     positions: Tensor  # int32 [L], 0 to L - 1; L is the largest of the max lengths, plus EOS
     capacities: tuple[int, ...]  # of the KV cache, now and later; empty if it grows at every step
     constraints: tuple[Constraint, ...]  # in the order in which they are called
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether each step has the shapes of the one before it, as XLA needs."""
+        return bool(self.capacities)
 
 
 class SentenceInputs(NamedTuple):
@@ -231,7 +236,7 @@ def run_search(
     step: SearchStep, spec: SearchSpec, inputs: SentenceInputs, state: State
 ) -> Hypotheses:
     """Runs steps until every sentence is done, and returns the best translations."""
-    run = _run_in_stages if spec.capacities else _run_on_shrinking_batch
+    run = _run_in_stages if spec.has_fixed_shapes else _run_on_shrinking_batch
     return _make_hypotheses(run(step, spec, inputs, state), spec.search.num_translations)
 
 
@@ -239,7 +244,7 @@ def _run_on_shrinking_batch(
     step: SearchStep, spec: SearchSpec, inputs: SentenceInputs, state: State
 ) -> Finished:
     """Runs steps; sentences that are done leave the batch and cost no more work."""
-    max_time = tf.size(spec.positions)  # only reached if the model's logits are NaN
+    max_time = tf.size(spec.positions)  # a bound for the loop: EOS is forced by then
 
     def shrink_batch(rows: Tensor, inputs: Any, state: State, finished: Finished) -> Any:
         # Dropping sentences copies the others, so it waits until a quarter are done.

@@ -41,8 +41,8 @@ def search_model(
         model: translates.
         source: int32 [B, S], each row with EOS, then PAD; no longer than the model may read.
         search: what is the same for all sentences: the method, the size of the beam, ...
-        settings: the values of `REQUEST_OPTIONS` by name: "max_extra_length" at least, and those
-            that have an effect. A number, or a tensor [B] or [1]; "prefix" is int32 [B, any].
+        settings: those of `number_settings(search)`, or in their place what single sentences ask
+            for. Each is a number, or a tensor [B] or [1]; "prefix" is int32 [B, any].
         space_ids: tokens that are only spaces, see `MinLength`.
         constraints: in addition to those of the settings, for example a task's.
         max_length_bound: the most tokens that any translation may have before EOS, where shapes

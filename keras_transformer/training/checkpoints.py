@@ -73,7 +73,9 @@ class Checkpoints:
 
     def newest(self, count: int) -> list[int]:
         """Returns the steps of the newest regular checkpoints that were trained, oldest first."""
-        return [step for step in self.steps() if step and self.training.is_saved(step)][-count:]
+        return [step for step in self.steps() if step and self.training.is_checkpoint_step(step)][
+            -count:
+        ]
 
     def best(self, count: int, steps: Sequence[int] | None = None) -> list[int]:
         """Returns the steps of the regular checkpoints with the best metric; newer wins a tie.
@@ -85,7 +87,7 @@ class Checkpoints:
         ranked = [
             (metric.rank(value), step)
             for step in (self.steps() if steps is None else steps)
-            if self.training.is_saved(step)
+            if self.training.is_checkpoint_step(step)
             and not math.isnan(value := metrics.get(step, {}).get(metric.name, math.nan))
         ]
         return sorted(step for _, step in sorted(ranked, reverse=True)[:count])
@@ -101,7 +103,7 @@ class Checkpoints:
         for other, metrics in self.dev_metrics().items():
             # Metrics of later steps are left by a run whose newest checkpoint was damaged, those of
             # other steps by the end of a run that was extended.
-            if other <= step and self.training.is_saved(other) and metric.name in metrics:
+            if other <= step and self.training.is_checkpoint_step(other) and metric.name in metrics:
                 value = metric.rank(metrics[metric.name])
                 waited = 0 if value > best else waited + 1  # NaN is not better
                 best = max(best, value)
@@ -165,7 +167,7 @@ class Checkpoints:
         self._write(f"step-{step}", variables, step, metrics)
         # Later checkpoints are damaged ones, and are rewritten.
         steps = [other for other in self.steps() if other <= step]
-        regular = [other for other in steps if self.training.is_saved(other)]
+        regular = [other for other in steps if self.training.is_checkpoint_step(other)]
         newest = max(self.training.keep_checkpoints, self.training.average_last)
         best = self.best(self.training.average_best or 1, regular)
         keep = {step, *regular[-newest:], *best}
@@ -173,7 +175,7 @@ class Checkpoints:
             if other not in keep:
                 self.drop(f"step-{other}")
 
-    def save_weights(self, model: keras.Model, name: str = AVERAGE) -> None:
+    def save_weights(self, model: keras.Model, name: str) -> None:
         """Writes the model's weights, and nothing else, as a checkpoint."""
         weights = by_name(model, model.weights)
         self._write(name, {f"weights/{path}": weight for path, weight in weights.items()})
@@ -241,7 +243,7 @@ class Checkpoints:
             assign(_training_variables(model, extra), self._load(name), self.path(name))
         return int(name.removeprefix("step-"))
 
-    def average(self, model: keras.Model, steps: Sequence[int]) -> None:
+    def load_average(self, model: keras.Model, steps: Sequence[int]) -> None:
         """Sets the model's weights to the mean of those of the checkpoints (6.1)."""
         sums: dict[str, Any] = {}
         for step in steps:

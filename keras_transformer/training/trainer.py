@@ -1,6 +1,6 @@
 """The program of a training run: what happens in which order.
 
- 1. Options become configurations                       settings.new_configs
+ 1. Options become configurations (commands/train.py)    settings.new_configs, changed_configs
  2. Vocabularies, token ids, files of the run           run.prepare_run
  3. Only this process may train the run                 RunDirectory.lock
  4. Build and compile the model                         Trainer.__init__
@@ -13,8 +13,8 @@
 
 A checkpoint holds weights, optimizer, random states of dropout, and how many updates in a row were
 skipped. The place in the data follows from the step (data/batches.py), totals from the last row of
-metrics.jsonl. Nothing depends on wall-clock time: a run that is killed and resumed ends with the
-weights of one that was not.
+metrics.jsonl. A run that gets a signal saves first; one that is killed repeats the updates since
+its last checkpoint. Either ends, on a CPU, with the very weights of a run that was not stopped.
 """
 
 import contextlib
@@ -38,6 +38,7 @@ from keras_transformer.data.corpus import ParallelText, TokenizedCorpus
 from keras_transformer.errors import InputError
 from keras_transformer.host import noted_signals
 from keras_transformer.models import Seq2SeqModel, build_model
+from keras_transformer.training.checkpoints import AVERAGE
 from keras_transformer.training.distribution import (
     distributed,
     num_workers,
@@ -206,7 +207,7 @@ class Trainer:
                 if self._is_stopped(signals):
                     self._save_early(log)
                     raise Stopped([signal.SIGTERM, *signals][-1], self.step)
-                if training.is_saved(self.step) and self._is_at_end():
+                if training.is_checkpoint_step(self.step) and self._is_at_end():
                     break
         wait_for_workers(self.strategy)  # for the last checkpoint
 
@@ -219,8 +220,8 @@ class Trainer:
         step, training = self.step, self.training
         if step % (_MAX_BAD_STEPS // 2) == 0:
             self._check_bad_steps()
-        if training.is_logged(step):
-            is_saved = training.is_saved(step)
+        if training.is_log_step(step):
+            is_saved = training.is_checkpoint_step(step)
             metrics = self._metrics_since_row()
             dev_metrics = log.write_row(step, metrics, validation if is_saved else None)
             if is_saved:
@@ -233,15 +234,15 @@ class Trainer:
 
     def _is_stopped(self, signals: Sequence[signal.Signals]) -> bool:
         """Whether a signal stops the run after this step: workers ask each other at each row."""
-        if num_workers(self.strategy) == 1 or self.training.is_logged(self.step):
+        if num_workers(self.strategy) == 1 or self.training.is_log_step(self.step):
             return wait_for_workers(self.strategy, bool(signals))
         return False
 
     def _save_early(self, log: TrainingLog) -> None:
         """Writes a row and a checkpoint where a signal stops the run, unless they are there."""
-        if not self.training.is_logged(self.step):
+        if not self.training.is_log_step(self.step):
             log.write_row(self.step, self._metrics_since_row())
-        if not self.training.is_saved(self.step):
+        if not self.training.is_checkpoint_step(self.step):
             self._save({})
 
     def _check_batch_inputs(self, corpus: TokenizedCorpus, dev: ParallelText | None) -> int:
@@ -299,10 +300,10 @@ class Trainer:
         last = self.training.average_last
         steps = checkpoints.newest(last) if best is None else checkpoints.best(best)
         if steps:
-            checkpoints.average(self.model, steps)
+            checkpoints.load_average(self.model, steps)
             wait_for_workers(self.strategy)  # all of them have read the checkpoints
             if self._is_chief:
-                checkpoints.save_weights(self.model)
+                checkpoints.save_weights(self.model, AVERAGE)
 
     def _check_bad_steps(self) -> None:
         """Raises `InputError` if update after update is skipped, since no gradient is finite."""

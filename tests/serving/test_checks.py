@@ -100,6 +100,11 @@ _TWO_DIFFER = _TWENTY | {"translations": [["x"], ["y"], *_TWENTY["translations"]
         (_TWENTY, _TWENTY | {"scores": [[-1.001]] + [[-1.0]] * 19}, "output scores of .* changes"),
         (_TWENTY, _TWENTY | {"translations": [["x", "y"]] * 20}, "output translations of .* chan"),
         (_TWENTY, _THREE_DIFFER, "3 of 20 answers .* too many"),
+        (
+            _TWENTY | {"source_cut": [False] * 20},
+            _TWENTY | {"source_cut": [True] + [False] * 19},
+            "output source_cut of .* changes",
+        ),
         # Equal, near ties, and rounding
         (_TWENTY, _TWENTY, None),
         (_TWENTY, _TWO_DIFFER, None),

@@ -17,7 +17,7 @@ from keras_transformer.config import TrainingConfig
 from keras_transformer.errors import InputError
 from keras_transformer.tasks import Metric, TranslationTask
 from keras_transformer.training import checkpoints as module
-from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.checkpoints import AVERAGE, Checkpoints
 
 
 def randomize(model: keras.Model, seed: int, optimizer: keras.Optimizer | None = None) -> None:
@@ -140,7 +140,7 @@ def test_only_regular_checkpoints_are_averaged_and_others_are_dropped(tmp_path):
     checkpoints = Checkpoints(tmp_path, TrainingConfig(train_steps=45, **options))
     model = make_model()
     for step in (10, 13, 20, 30, 39, 40, 44, 45):
-        is_regular = checkpoints.training.is_saved(step)
+        is_regular = checkpoints.training.is_checkpoint_step(step)
         checkpoints.save(model, step, metrics={"bleu": -step} if is_regular else None)
         assert checkpoints.steps()[-1] == step  # where training would go on
     assert (checkpoints.steps(), checkpoints.newest(2)) == ([10, 40, 45], [40, 45])
@@ -183,7 +183,7 @@ def test_checkpoint_that_a_name_means(checkpoints):
     checkpoints.save(model, 9)
     checkpoints.save(model, 10)
     assert checkpoints.find("auto") == "step-10"
-    checkpoints.save_weights(model)
+    checkpoints.save_weights(model, AVERAGE)
     assert checkpoints.find("auto") == checkpoints.find("average") == "average"
     assert checkpoints.find("latest") == checkpoints.find("10") == "step-10"
     assert checkpoints.find("step-9") == "step-9"
@@ -201,7 +201,7 @@ def test_average_of_many_is_exact(checkpoints):
         for weight in model.weights:
             weight.assign(np.full(weight.shape, 1 + 2.0**-23 * (step % 2 == 0)))
         checkpoints.save(model, step)
-    checkpoints.average(model, range(9))  # sums in float32 would round to 9
+    checkpoints.load_average(model, range(9))  # sums in float32 would round to 9
     np.testing.assert_array_equal(model.weights[0], np.float32(1 + 2.0**-23))
 
 
@@ -220,7 +220,7 @@ def test_average_of_many_is_exact(checkpoints):
 def test_newest_whole_checkpoint_is_taken(checkpoints, damage, capsys):
     for step in (1, 2, 3):
         checkpoints.save(make_model(seed=step), step)
-    checkpoints.save_weights(make_model())
+    checkpoints.save_weights(make_model(), AVERAGE)
     for name in ("average", "step-3"):
         damage(checkpoints.path(name))
         with pytest.raises(InputError, match=f"{name}.safetensors is damaged"):
@@ -278,10 +278,10 @@ def test_checkpoint_of_another_model_is_rejected(checkpoints, changes, optimizer
 def test_failed_write_leaves_earlier_checkpoints(checkpoints, full_disk):
     model = make_model()
     checkpoints.save(model, 1)
-    checkpoints.save_weights(model)
+    checkpoints.save_weights(model, AVERAGE)
     before = names_in(checkpoints.folder)
     with full_disk(), pytest.raises(InputError, match="cannot write checkpoint average"):
-        checkpoints.save_weights(model)
+        checkpoints.save_weights(model, AVERAGE)
     with full_disk(), pytest.raises(InputError, match="cannot write checkpoint step-2"):
         checkpoints.save(model, 2)
     assert names_in(checkpoints.folder) == before
@@ -313,7 +313,7 @@ def test_newest_checkpoint_is_whole_after_any_kill(tmp_path, monkeypatch, capsys
             for variable in model.variables:
                 variable.assign(variable * 0 + step)
             saving.save(model, step, metrics={"bleu": -step})
-            saving.save_weights(model)  # as at the end of a run, which is then extended
+            saving.save_weights(model, AVERAGE)  # as at the end of a run, which is then extended
     litter, averages = 0, 0
     for moment in [*moments, folder]:
         checkpoints = Checkpoints(moment, training)

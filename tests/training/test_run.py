@@ -296,7 +296,7 @@ def test_model_is_loaded_in_a_precision(run):
     with pytest.raises(InputError, match=r"no checkpoint in .* yet; train the run first"):
         run.load_model()
     model = build_model(run.configs().model)
-    run.checkpoints().save_weights(model)
+    run.checkpoints().save_weights(model, "average")
     for dtype in ("float32", "bfloat16"):
         loaded = run.load_model(dtype=dtype)
         assert loaded.dtype_policy.name == dtype
