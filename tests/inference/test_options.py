@@ -60,6 +60,7 @@ def test_options_differ_between_sentences(translator, words):
         dict(),
         dict(length_penalty=3.0, coverage_penalty=0.4),
         dict(repetition_penalty=4.0, min_length=5),
+        dict(repetition_penalty=1e-5, max_length=3),
         dict(no_repeat_ngram=1, max_extra_length=1),
         dict(max_length=2),
     ],
