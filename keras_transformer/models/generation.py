@@ -33,7 +33,7 @@ def generate(
     ids = _checked(source, model)
     options = {name: value for name, value in options.items() if value is not None}
     # Without the defaults for text: an empty output is one, and samples have no length penalty.
-    defaults = {"min_length": 0, "length_penalty": 0.6 if options["method"] == "beam" else 0.0}
+    defaults = {"min_length": 0} | ({} if options["method"] == "beam" else {"length_penalty": 0.0})
     search = SearchConfig.from_dict(defaults | options)
     values = {name: options[name] for name in REQUEST_OPTIONS if name in options}
     if search.max_length:  # instead of 50 more than the row has

@@ -245,7 +245,8 @@ class Task(JsonConfig, abc.ABC):
     def postprocess(self, outputs: Sequence[str], sources: Sequence[str]) -> list[str]:
         """Returns the answers for a user, where Python must complete the model's.
 
-        A server does not do this: clients in other languages get what `finish` returns.
+        Commands, the explorer and callbacks do this. A server and `Translator` return what `finish`
+        does, as clients in other languages get it.
 
         Args:
             outputs: as `finish` returns them, one for each source.

@@ -1,4 +1,4 @@
-"""A subword vocabulary: encodes and decodes sentences, samples segmentations, is kept in a file.
+"""A subword vocabulary: encodes and decodes sentences, and is kept in a file.
 
 `PAD_ID`, `UNK_ID`, `BOS_ID` and `EOS_ID` are reserved in every vocabulary. SentencePiece (Kudo and
 Richardson 2018) does the work; TensorFlow is not needed here, `Tokenizer` does the same in a graph.

@@ -1,6 +1,5 @@
 """Imported models compute, search, export and train as in their own toolkits."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -238,14 +237,6 @@ def test_variant_of_the_files_is_the_same_model(variant, copy):
     found = read_model(folder, None, options)
     assert (found.source, found.target) == (expected.source, expected.target)
     samples.assert_equal_weights(found.to_model(), expected.to_model())
-
-
-def test_positions_beyond_the_shorter_table_have_its_last_row(sample_model):
-    model = read_model(sample_model("hf_marian"))
-    size = model.target_table.shape[1]
-    tables = [np.arange(rows * size).reshape(rows, size) for rows in (5, 3)]
-    found = dataclasses.replace(model, position_tables=tables).to_model().target_positions.table
-    np.testing.assert_array_equal(found[2:], tables[1][[2, 2, 2]])
 
 
 def test_bias_of_the_logits_may_be_missing(copy):
