@@ -24,7 +24,7 @@ from keras_transformer.layers import TokenEmbedding
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.masks import padding_mask, predicting_mask
 from keras_transformer.models.checks import check_shape
-from keras_transformer.models.train_step import TokenWeightedModel
+from keras_transformer.models.token_weighted import TokenWeightedModel
 
 if TYPE_CHECKING:  # search needs TensorFlow
     from keras_transformer.search import Hypotheses

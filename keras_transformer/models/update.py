@@ -38,7 +38,7 @@ class TensorFlowUpdate(keras.Model):
     """A model that TensorFlow trains and evaluates by these methods, not by Keras's.
 
     Each replica runs these methods on its own rows. Attributes and arguments are those of
-    `TokenWeightedModel`.
+    `TokenWeightedModel` (token_weighted.py).
     """
 
     accumulation_steps: int

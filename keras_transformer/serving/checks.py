@@ -24,7 +24,7 @@ from keras_transformer.config import UNK_ID
 from keras_transformer.config.search import REQUEST_OPTIONS
 from keras_transformer.errors import InputError
 from keras_transformer.inference import ModelFunctions
-from keras_transformer.inference.translator import signature_inputs
+from keras_transformer.inference.local_translator import signature_inputs
 from keras_transformer.sentences import UNSET
 from keras_transformer.text import Vocabulary
 from keras_transformer.text.sentencepiece_model import RESERVED_IDS

@@ -31,7 +31,7 @@ from keras_transformer.errors import InputError, needs_extra
 from keras_transformer.files import atomic_folder, local_path
 from keras_transformer.host import package_versions
 from keras_transformer.inference import LocalTranslator
-from keras_transformer.inference.translator import signature_inputs
+from keras_transformer.inference.local_translator import signature_inputs
 from keras_transformer.serving.checks import compare_answers, make_requests, write_requests
 from keras_transformer.serving.constants import merge_constants
 from keras_transformer.serving.model_folder import (

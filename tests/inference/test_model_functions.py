@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_transformer import Translator
 from keras_transformer.config import BOS_ID, EOS_ID, PAD_ID, TransformerConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference.translator import signature_inputs
+from keras_transformer.inference.local_translator import signature_inputs
 from keras_transformer.models import Ensemble, Transformer, build_model
 
 _SOURCE = ["two house", "", "cat sun tree two", "hello"]

@@ -7,7 +7,7 @@ from plain_search import Banned
 
 from keras_transformer.config import EOS_ID, SearchConfig
 from keras_transformer.decoding import NO_SCORE, DecodingState
-from keras_transformer.inference.translator import signature_inputs
+from keras_transformer.inference.local_translator import signature_inputs
 from keras_transformer.search.model_search import number_settings, search_model
 
 SENTENCES = ["hello two cat", "sun", "tree house tree sun", ""]

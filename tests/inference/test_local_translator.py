@@ -16,7 +16,7 @@ from model_cases import CONFIGS, random_model
 from keras_transformer import Translator
 from keras_transformer.config import SearchConfig
 from keras_transformer.errors import InputError
-from keras_transformer.inference import translator as translator_module
+from keras_transformer.inference import local_translator as translator_module
 from keras_transformer.models import Ensemble, Transformer
 from keras_transformer.sentences import SentenceWarning
 
