@@ -5,6 +5,7 @@
 #
 # Arguments are flags of train, beside those of en-de-student.flags. The teacher is en-de in the
 # package; TEACHER=--run_dir=runs/a,runs/b is an ensemble, --model=FOLDER another toolkit's model.
+# The student begins with parts of en-de, which halves its training.
 
 set -euo pipefail
 teacher=${TEACHER:-"--model=en-de"}
@@ -23,5 +24,9 @@ paste $distilled/source.en $distilled/source.de | awk -F '\t' -v out=$distilled/
   }'
 wc -l $distilled/source.en $distilled/train.en
 
-keras-transformer train --flagfile=examples/recipes/en-de-student.flags --run_dir=runs/student "$@"
+python examples/recipes/first_student.py runs/first-student
+flags=--flagfile=examples/recipes/en-de-student.flags
+keras-transformer train $flags --run_dir=runs/student-3000 "$@"
+keras-transformer train $flags --run_dir=runs/student --start_from=runs/student-3000 \
+  --learning_rate=0.001 --warmup_steps=50 --train_steps=1000 --checkpoint_steps=100 "$@"
 keras-transformer evaluate --run_dir=runs/student --beam_size=1

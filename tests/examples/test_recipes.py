@@ -98,8 +98,11 @@ def test_student_is_trained_on_what_its_teacher_translates(tmp_path):
         f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(_ROOT)!r})\n"
         "from keras_transformer.commands.main import main\nmain()\n"
     )
-    program.chmod(0o755)
-    flags = ["--vocabulary_size=64", "--batch_tokens=400", "--train_steps=20", "--warmup_steps=10",
+    python = program.with_name("python")
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={_ROOT} exec {sys.executable} "$@"\n')
+    for each in (program, python):
+        each.chmod(0o755)
+    flags = ["--batch_tokens=400", "--train_steps=20", "--warmup_steps=10",
              "--checkpoint_steps=20", "--average_last=1", "--precision=float32"]  # fmt: skip
     path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
     done = bash("examples/recipes/distill.sh", *flags, PATH=path)
@@ -108,4 +111,5 @@ def test_student_is_trained_on_what_its_teacher_translates(tmp_path):
     assert "Tom sieht einen Hund.\n" in (tmp_path / "data/distilled/train.de").read_text()
     config = json.loads((tmp_path / "runs/student/config.json").read_text())
     assert config["model"]["decoder_mixer"] == "ssru"
+    assert config["origin"]["start_from"].endswith("runs/student-3000")
     assert "BLEU" in done.stdout
