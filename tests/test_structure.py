@@ -31,8 +31,8 @@ FLOORS = {
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
     "client": 502, "commands": 1795, "config": 1153, "data": 1231, "explorer": 372,
-    "inference": 985, "interop": 2612, "layers": 2504, "models": 1776, "pretrained": 48,
-    "search": 1473, "serving": 576, "tasks": 1564, "text": 936, "training": 2284,
+    "inference": 985, "interop": 2612, "layers": 2507, "models": 1776, "pretrained": 48,
+    "search": 1474, "serving": 576, "tasks": 1565, "text": 936, "training": 2284,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.
 WITHOUT_TENSORFLOW = (

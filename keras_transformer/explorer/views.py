@@ -105,7 +105,7 @@ def inspect_model(
         if not int(source.lengths[0]):
             raise InputError("the sentence is empty; give one with words")
         recorder = SearchRecorder()
-        hypotheses = functions.find(source.ids, constraints=[recorder])
+        hypotheses = functions.search_ids(source.ids, constraints=[recorder])
         tree = make_tree(recorder.steps, hypotheses, vocabularies[1])
         if not tree.translations:
             raise InputError(

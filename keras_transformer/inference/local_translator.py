@@ -88,9 +88,9 @@ class LocalTranslator(SentenceTranslator):
         return translator
 
     def _input_names(self, signature: str) -> Collection[str]:
-        return signature_inputs(self._find(signature))
+        return signature_inputs(self._signature(signature))
 
-    def _find(self, name: str) -> Any:
+    def _signature(self, name: str) -> Any:
         try:
             return self._function(name)
         except KeyError as error:
@@ -102,7 +102,7 @@ class LocalTranslator(SentenceTranslator):
     def _run(
         self, signature: str, columns: Columns, read: Callable[[Answer], list[Result]]
     ) -> list[Result]:
-        function = self._find(signature)
+        function = self._signature(signature)
         inputs = signature_inputs(function)
 
         def answer(rows: Sequence[int]) -> list[Result]:

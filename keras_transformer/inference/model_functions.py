@@ -5,7 +5,7 @@ sentences, and `export` writes them, so a model server gives the same answers. T
 text is `translate_text`; validation runs it on each device, the explorer runs its three parts:
 
 1. `read` cuts text [B] into ids [B, S] (text/tokenizer.py).
-2. `find` encodes the ids and hands the model's `step` to `beam_search` or `sample`, with the
+2. `search_ids` encodes the ids and hands the model's `step` to `beam_search` or `sample`, with the
    settings of a `SearchConfig` and of single sentences (options.py) as constraints (search/).
 3. `finish` makes text [B, N] of ids, copies unknown words, and lets the task complete it.
 
@@ -219,7 +219,7 @@ class ModelFunctions:
             settings, answer["options_ignored"] = read_options(
                 columns, self.search, self.target_tokenizer, lengths
             )
-        hypotheses = self.find(source.ids, settings)
+        hypotheses = self.search_ids(source.ids, settings)
         translations = self.finish(hypotheses.ids, source, settings.get("prefix"))
         is_blank = (source.lengths == 0)[:, None]  # [B, 1]
         if self.marks_cut_outputs:
@@ -242,7 +242,7 @@ class ModelFunctions:
         tokens, surfaces = self.source_tokenizer.tokenize_with_surfaces(text, limit + 1)
         return SourceText(text, with_eos(tokens, limit), surfaces, tokens.row_lengths())
 
-    def find(
+    def search_ids(
         self,
         ids: Tensor,
         settings: Mapping[str, Tensor] = MappingProxyType({}),

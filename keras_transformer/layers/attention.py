@@ -190,7 +190,10 @@ class SelfAttention(ScaledDotProductAttention):
         training: bool | None,
         return_attention_scores: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the heads [B, T, H * U] and the attention weights [B, H, T, T]."""
+        """Returns the merged heads [B, T, H * U] and the attention weights [B, H, T, T].
+
+        `WindowedSelfAttention` overrides it, and `_visible`.
+        """
         times = ops.arange(ops.shape(x)[1])
         if use_causal_mask:
             bias = hide(bias, causal_mask(ops.shape(x)[1]))

@@ -452,7 +452,7 @@ class Decoder(ReadsMemory, TransformerStack):
         x, *scores = self._read(
             x,
             memory,
-            mask=get_keras_mask(x) if mask is None else mask,
+            mask=get_keras_mask(x) if mask is None else mask,  # for an SSRU; attention has the bias
             memory_mask=Bias(combine_masks(memory, memory_mask)),
             attention_mask=Bias(combine_masks(x, mask)),
             use_causal_mask=use_causal_mask,

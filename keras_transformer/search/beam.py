@@ -107,7 +107,8 @@ def _step(spec: SearchSpec, inputs: SentenceInputs, state: State) -> State:
     parents, ids = (tf.gather(part, best, batch_dims=1) for part in (parents, ids))
 
     # 4. Is the sentence still open (`early_stop`)? The best open hypothesis decides.
-    # [B, 1], the last of the places that `start_search` gives; `NOTHING` while one is empty.
+    # [B, 1], the last of N places in an exact search, else of W (`start_search`); `NOTHING` while
+    # one is empty.
     worst = finished.scores[:, -1:]
     if early_stop in ("first", "narrow"):
         is_open = ~is_possible(worst)

@@ -178,7 +178,7 @@ def _search_of(functions: "ModelFunctions") -> Any:
     import tensorflow as tf
 
     inputs = [tf.TensorSpec([None, None], tf.int32, "ids")]
-    return tf.function(lambda ids: functions.find(ids)._asdict(), inputs, autograph=False)
+    return tf.function(lambda ids: functions.search_ids(ids)._asdict(), inputs, autograph=False)
 
 
 class Team:

@@ -233,7 +233,7 @@ def first_hypotheses(translator, texts):
     """Returns of each text the best translation and its score."""
     functions = translator.functions
     source = functions.read(tf.constant(texts))
-    hypotheses = functions.find(source.ids)
+    hypotheses = functions.search_ids(source.ids)
     translations = functions.finish(hypotheses.ids, source)[:, 0].numpy()
     return [text.decode() for text in translations], hypotheses.scores[:, 0].numpy()
 

@@ -91,7 +91,7 @@ def test_trained_model_translates_by_steps_as_it_scores(trained, translator):
     keep = [index for index, sentence in enumerate(SENTENCES) if sentence]
     rows = translator.source.encode([SENTENCES[index] for index in keep])
     source = tf.ragged.constant([[*row, EOS_ID] for row in rows]).to_tensor()
-    find = tf.function(lambda ids: translator.functions.find(ids), autograph=False)
+    find = tf.function(lambda ids: translator.functions.search_ids(ids), autograph=False)
     found = find(source)
     ids = found.ids[:, 0].numpy()  # [B, L], with EOS, then PAD
     inputs = {
