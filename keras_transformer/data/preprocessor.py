@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.config import BOS_ID, PAD_ID
+from keras_transformer.config import BOS_ID, PAD_ID, TrainingConfig
 from keras_transformer.data.batches import (
     MAX_COMPILED_SHAPES,
     MAX_SHAPES,
@@ -103,8 +103,10 @@ class Seq2SeqPreprocessor:
             A data set of one epoch whose number of batches Keras knows, as `__call__` makes them.
 
         Raises:
-            InputError: there are no pairs, or a pair has no room in `batch_tokens`.
+            InputError: there are no pairs, a pair has no room in `batch_tokens`, or a number is out
+                of its range.
         """
+        TrainingConfig(batch_tokens=batch_tokens, seed=seed)  # checks them
         text = read_pairs(pairs)
         corpus = TokenizedCorpus.from_ids(
             self.source.encode(text.source),

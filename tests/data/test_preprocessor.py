@@ -117,3 +117,10 @@ def test_empty_and_long_pairs_are_left_out_and_counted(preprocessor):
 def test_other_inputs_are_rejected(preprocessor, pairs, message):
     with pytest.raises(InputError, match=message):
         preprocessor.batches(pairs)
+
+
+@pytest.mark.parametrize("options", [{"batch_tokens": 2.5}, {"seed": -1}], ids=str)
+def test_numbers_out_of_range_are_rejected(preprocessor, options):
+    (name,) = options
+    with pytest.raises(InputError, match=name):
+        preprocessor.batches(PAIRS, **options)
