@@ -100,7 +100,8 @@ class DataConfig(JsonConfig):
         'Unicode normalization of both sides: "nfc" composes letters and marks and turns no-break '
         'spaces into spaces; "nfkc" also replaces full-width, superscript and other compatible '
         'characters and Persian\'s non-joiner, which the model can then never write; "identity" '
-        "does neither. All drop what is invisible but joiners, read tabs as spaces, trim spaces.",
+        "does neither. All drop invisible characters but joiners, make spaces of tabs, and strip "
+        "extra spaces.",
     )
     character_coverage: float = learned_option(
         1.0,

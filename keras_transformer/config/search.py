@@ -29,7 +29,8 @@ class RequestOption(NamedTuple):
 
     Attributes:
         type: float, int, or str for the prefix.
-        off: the value without operations in a graph where sentences cannot set it; None if none is.
+        off: the value that turns the option off, None if no value does. A graph has no operations
+            for an option that is off, unless sentences may set it.
     """
 
     type: type

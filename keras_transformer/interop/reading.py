@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Tensors:
-    """The tensors of a file, `where`, by name, which records those that were read."""
+    """Tensors by name, which records those that were read; errors name their file, `where`."""
 
     def __init__(self, arrays: Mapping[str, Array], where: str) -> None:
         self._arrays = arrays
@@ -94,7 +94,7 @@ class Tensors:
 
 
 class Options:
-    """The options of a model, from a file `where`, by name, each of the expected type."""
+    """Options of a model by name, of the expected types; errors name their file, `where`."""
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values
@@ -144,9 +144,9 @@ def dropout_rate(value: Any) -> float:
 
 @contextlib.contextmanager
 def reading(path: pathlib.Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
-    """Raises `InputError` where the block finds that a file is not of a kind, "an .npz file", say.
+    """Raises `InputError` where the block finds a file damaged: it is not `kind`, "an .npz file".
 
-    `errors` are what it raises then, besides the errors that files of all kinds raise.
+    The block shows that by one of `errors`, or by an error that files of all kinds raise.
     """
     usual = (OSError, ValueError, EOFError, MemoryError, RuntimeError)
     kinds: tuple[type[Exception], ...] = (*usual, *errors)

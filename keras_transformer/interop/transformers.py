@@ -301,7 +301,7 @@ def export_transformers(
     obstacles = functools.partial(_obstacles, source, target)
     check_exportable(model, (source, target), "MarianMT of transformers", obstacles)
     is_shared, search = model.config.share_embeddings == "all", SearchConfig()
-    # Half of it, since training with label smoothing raises the bias a little.
+    # Half of UNUSED_BIAS, since training with label smoothing raises the bias a little.
     bias: Any = model.output_bias
     has_no_padding = bias is not None and bool(bias[PAD_ID] < UNUSED_BIAS / 2)
     files: dict[str, Any] = {

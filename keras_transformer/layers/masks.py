@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import keras
 from keras import ops
-from keras.src.backend import get_keras_mask
+from keras.src.backend import get_keras_mask as get_keras_mask  # layers import it from here
 
 from keras_transformer.config import EOS_ID, PAD_ID
 from keras_transformer.decoding import Tensor

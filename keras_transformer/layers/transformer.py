@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import keras
 from keras import ops
-from keras.src.backend import get_keras_mask
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.errors import check_choice
@@ -24,7 +23,7 @@ from keras_transformer.layers.attention import CrossAttention, SelfAttention
 from keras_transformer.layers.base import Layer, ReadsMemory, full_precision, with_scores
 from keras_transformer.layers.dropout import Dropout
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
-from keras_transformer.layers.masks import Bias, combine_masks
+from keras_transformer.layers.masks import Bias, combine_masks, get_keras_mask
 from keras_transformer.layers.ssru import SSRU
 from keras_transformer.layers.windowed_attention import WindowedSelfAttention
 

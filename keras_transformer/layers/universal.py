@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 import keras
 from keras import ops
-from keras.src.backend import get_keras_mask
 
 from keras_transformer.decoding import Tensor
 from keras_transformer.layers.base import ReadsMemory, full_precision
 from keras_transformer.layers.embedding import sinusoids
 from keras_transformer.layers.kv_cache import KeysValues, KVCache
-from keras_transformer.layers.masks import Bias, as_bool, combine_masks
+from keras_transformer.layers.masks import Bias, as_bool, combine_masks, get_keras_mask
 from keras_transformer.layers.transformer import (
     DecoderLayer,
     EncoderLayer,

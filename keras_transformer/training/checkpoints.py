@@ -73,9 +73,8 @@ class Checkpoints:
 
     def newest(self, count: int) -> list[int]:
         """Returns the steps of the newest regular checkpoints that were trained, oldest first."""
-        return [step for step in self.steps() if step and self.training.is_checkpoint_step(step)][
-            -count:
-        ]
+        regular = filter(self.training.is_checkpoint_step, self.steps())
+        return [step for step in regular if step][-count:]
 
     def best(self, count: int, steps: Sequence[int] | None = None) -> list[int]:
         """Returns the steps of the regular checkpoints with the best metric; newer wins a tie.
