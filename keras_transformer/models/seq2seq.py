@@ -246,6 +246,12 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         """Returns the matrices whose rows are looked up by index."""
         return [self.source_embedding.table, self.target_embedding.table]
 
+    def export(self, filepath: Any, format: str = "tf_saved_model", **options: Any) -> None:  # noqa: A002
+        """Exports `call`, from ids to logits, as Keras does; `kt.export` has text and search."""
+        ids = keras.InputSpec(dtype="int32", shape=(None, None))
+        signature = {"source": ids, "target": ids}
+        super().export(filepath, format, **{"input_signature": [signature]} | options)
+
     def compute_output_shape(self, input_shape: dict[str, Any]) -> tuple[int | None, ...]:
         return (*input_shape["target"], self.config.target_size)
 

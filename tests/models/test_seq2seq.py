@@ -100,6 +100,15 @@ def test_summary_shows_the_shapes_of_layers(name):
     assert "(None, None, 8)" in "".join(lines)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_keras_exports_the_call(name, tmp_path):
+    model = build_model(CONFIGS[name])
+    model.export(tmp_path / "model", verbose=False)
+    loaded = keras.layers.TFSMLayer(tmp_path / "model", call_endpoint="serve")
+    inputs = {key: ids.astype("int32") for key, ids in INPUTS.items()}
+    np.testing.assert_allclose(loaded(inputs), model(inputs), atol=1e-5)
+
+
 def test_dense_layers_of_keras_can_be_adapted(tmp_path):
     model = build_model(CONFIGS["transformer"].replace(dropout=0.0))
     before = np.asarray(model(INPUTS))
