@@ -50,11 +50,8 @@ class ParallelText(NamedTuple):
 
         Blank sentences stay, so that both sides keep in step; see `TokenizedCorpus.from_ids`.
         """
-        text = cls([], [])
-        for source, target in pairs:
-            text.source.append(source)
-            text.target.append(target)
-        return text
+        pairs = list(pairs)
+        return cls([source for source, _ in pairs], [target for _, target in pairs])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,10 +159,7 @@ class TokenizedCorpus:
         source_lengths, target_lengths = _lengths(source), _lengths(target)
         shorter = np.minimum(source_lengths, target_lengths)
         longer = np.maximum(source_lengths, target_lengths)
-        reasons = {
-            "empty": shorter == 0,
-            "too long": longer > (max_length or np.inf),
-        }
+        reasons = {"empty": shorter == 0, "too long": longer > (max_length or np.inf)}
         keep, dropped = np.ones(len(source), bool), {}
         for reason, applies in reasons.items():
             dropped[reason] = int(np.count_nonzero(keep & applies))

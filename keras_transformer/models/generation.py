@@ -23,11 +23,7 @@ _NUMBER_TYPES = {float: tf.float32, int: tf.int32}
 
 
 def generate(
-    model: Any,
-    source: Any,
-    *,
-    constraints: Sequence[Constraint] = (),
-    **options: Any,
+    model: Any, source: Any, *, constraints: Sequence[Constraint] = (), **options: Any
 ) -> Hypotheses:
     """Returns the hypotheses for source ids [B, S]; arguments as in `Seq2SeqModel.generate`."""
     ids = _checked(source, model)
@@ -59,14 +55,9 @@ def generate(
     fixed = sorted((name, value) for name, value in options.items() if name not in numbers)
     key = (*fixed, *numbers)
     if constraints or key not in model.generation.graphs:
-        types_of_numbers = {
-            name: tf.TensorSpec([], tensor.dtype) for name, tensor in numbers.items()
-        }
-        graph = tf.function(
-            run,
-            input_signature=[tf.TensorSpec([None, None], tf.int32), types_of_numbers],
-            autograph=False,
-        )
+        scalars = {name: tf.TensorSpec([], tensor.dtype) for name, tensor in numbers.items()}
+        signature = [tf.TensorSpec([None, None], tf.int32), scalars]
+        graph = tf.function(run, input_signature=signature, autograph=False)
         if constraints:  # which may be of this batch
             return graph(ids, numbers)
         model.generation.graphs[key] = graph

@@ -246,7 +246,7 @@ class Seq2SeqModel(TokenWeightedModel, abc.ABC):
         """Returns the matrices whose rows are looked up by index."""
         return [self.source_embedding.table, self.target_embedding.table]
 
-    def export(self, filepath: Any, format: str = "tf_saved_model", **options: Any) -> None:  # noqa: A002
+    def export(self, filepath: Any, format: str = "tf_saved_model", **options: Any) -> None:
         """Exports `call`, from ids to logits, as Keras does; `kt.export` has text and search."""
         ids = keras.InputSpec(dtype="int32", shape=(None, None))
         signature = {"source": ids, "target": ids}

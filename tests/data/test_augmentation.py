@@ -70,3 +70,10 @@ def test_typing_errors_are_in_the_source_only(copies):
     typed = {source for source, target in copies if target == "Toms Hund Rex ist 12 Jahre alt!"}
     assert {"Tom’s dog, Rex, is 12 years old!", "Tom's odg, Rex, is 12 years old!"} & typed
     assert len(typed) > 30
+
+
+def test_rare_words_of_the_text_come_in_addresses_as_often_as_frequent_ones():
+    pairs = [("a rare word", "ein seltenes Wort"), *[("the dog", "der Hund")] * 8000]
+    text = "\n".join(source for source, _ in AugmentedPairs(pairs, 1.0))
+    rare, frequent = (len(re.findall(rf"\b{word}\.\w+", text)) for word in ("rare", "dog"))
+    assert 0.7 < rare / frequent < 1.4
