@@ -76,6 +76,9 @@ def read_model(
     origin = {"format": format_name, "model": name}
     origin |= {"revision": path.name} if is_on_hub else {}
     foreign = dataclasses.replace(foreign, origin=origin)
+    if codes := sorted(foreign.vocabularies[0].language_codes):
+        start = ", ".join(codes[:8]) + ", ..." * (len(codes) > 8)
+        foreign.notes.append(f"Begin a sentence with the code of a language: {start}.")
     if foreign.vocabularies[0].cuts_words_apart:
         foreign.notes.append(_TOKENIZED)
     return foreign

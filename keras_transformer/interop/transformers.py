@@ -112,7 +112,7 @@ def read_transformers(folder: pathlib.Path, import_options: ImportOptions) -> Fo
         target=target,
         spms=spms,
         search=_search(generation, target),
-        notes=_search_notes(generation, target) + _language_codes(source),
+        notes=_search_notes(generation, target),
     )
 
 
@@ -242,8 +242,8 @@ def _search_notes(options: Options, target: Symbols) -> list[str]:
     bad_words = [bad for bad in options.get("bad_words_ids", list, []) if bad not in never]
     ends = options.values.get("eos_token_id")
     others = [f"bad_words_ids {bad_words}"] * bool(bad_words)
-    if isinstance(ends, list) and len(ends) > 1:
-        others.append(f"eos_token_id {ends}, but the first")
+    if ends not in (target.eos, [target.eos], None):
+        others.append(f"eos_token_id {ends}, but {target.eos}")
     others += [
         f"{name} {options.values[name]}"
         for name, neutral in _OTHER_SEARCH.items()
@@ -256,13 +256,6 @@ def _search_notes(options: Options, target: Symbols) -> list[str]:
             "transformers: translations may differ."
         )
     return notes
-
-
-def _language_codes(source: Symbols) -> list[str]:
-    """Returns a note on how a user of a multilingual model selects the target language."""
-    codes = sorted(filter(code_of, source.tokens))
-    start = ", ".join(codes[:8]) + ", ..." * (len(codes) > 8)
-    return [f"Begin a sentence with the code of a language: {start}."] if codes else []
 
 
 # The export.

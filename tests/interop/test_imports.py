@@ -280,7 +280,9 @@ SEARCH = [
     (HF, {"bad_words_ids": [[777], [1]]}, {"forbid_unknown": True}, ""),
     (HF, {"bad_words_ids": [[777], [9, 8]]}, {}, "bad_words_ids [[9, 8]]"),
     (HF, {"do_sample": True}, {}, "do_sample True"),
-    (HF, {"eos_token_id": [0, 5]}, {}, "eos_token_id [0, 5], but the first"),
+    (HF, {"eos_token_id": [5, 0]}, {}, "eos_token_id [5, 0], but 0"),
+    (HF, {"eos_token_id": 5}, {}, "eos_token_id 5, but 0"),
+    (HF, {"eos_token_id": [0]}, {}, ""),
     (HF, {"diversity_penalty": 0.5}, {}, "diversity_penalty 0.5"),
     (MARIAN, {}, {"beam_size": 12, "length_penalty": 0.0, "forbid_unknown": True}, ""),
     (MARIAN, {"normalize": 1, "beam-size": 6, "word-penalty": 0},
@@ -309,11 +311,18 @@ def test_search_options_are_taken_over_or_noted(name, options, search, noted, co
     assert [noted in note for note in notes] == [True] * bool(noted)
 
 
+CODES = "Begin a sentence with the code of a language: >>deu<<, >>nld<<."
+
+
+def test_language_codes_are_noted_in_any_format(sample_model):
+    assert samples.read_sample(sample_model, "ct2_float32").model.notes == [CODES]
+
+
 def test_language_codes_are_noted_and_the_start_token_is_read(copy):
     folder = copy("hf_marian")
     with_values("generation_config.json", decoder_start_token_id=12)(folder)
     model = read_model(folder)
-    assert model.notes == ["Begin a sentence with the code of a language: >>deu<<, >>nld<<."]
+    assert model.notes == [CODES]
     assert (model.source.start, model.source.order[:4]) == (12, [777, 1, 12, 0])
 
 
