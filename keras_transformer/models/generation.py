@@ -31,6 +31,10 @@ def generate(
     # Without the defaults for text: an empty output is one, and samples have no length penalty.
     defaults = {"min_length": 0} | ({} if options["method"] == "beam" else {"length_penalty": 0.0})
     search = SearchConfig.from_dict(defaults | options)
+    if for_text := [name for name in ("max_source_length", "replace_unknowns") if name in options]:
+        raise InputError(
+            f"{', '.join(for_text)} would have no effect on ids; Translator takes text"
+        )
     values = {name: options[name] for name in REQUEST_OPTIONS if name in options}
     if search.max_length:  # instead of 50 more than the row has
         values.setdefault("max_extra_length", search.max_length)

@@ -119,6 +119,7 @@ def test_generate_follows_changes_of_the_model(change):
         ([[0, 5, 3]], {}, "source has padding, 0, before a token"),
         (SOURCE, {"num_translations": 9}, "raise beam_size"),
         (SOURCE, {"method": "greedy"}, "method must be one of"),
+        (SOURCE, {"max_source_length": 9}, "max_source_length would have no effect on ids"),
     ],
 )
 def test_inputs_that_are_no_rows_of_ids_are_rejected(model, source, options, message):
