@@ -36,6 +36,7 @@ from keras_transformer.serving.checks import compare_answers, make_requests, wri
 from keras_transformer.serving.constants import merge_constants
 from keras_transformer.serving.model_folder import (
     MODEL_CARD,
+    check_is_served,
     check_name,
     check_version,
     choose_version,
@@ -80,6 +81,8 @@ def export(
         import tensorflow_serving.apis.prediction_log_pb2  # noqa: F401
     base = local_path(folder)
     published = base / str(choose_version(base, version))
+    if name is not None:
+        check_is_served(name, base)
     name = base.resolve().name if name is None else name
     check_name(name)
 

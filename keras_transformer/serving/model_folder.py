@@ -71,6 +71,13 @@ def check_name(name: str) -> None:
         )
 
 
+def check_is_served(name: str, folder: pathlib.Path) -> None:
+    """Raises `InputError` if a model's folder has server files, and these are of another name."""
+    config = folder / "models.config"
+    if config.is_file() and f'name: "{name}"' not in config.read_text(encoding="utf-8"):
+        raise InputError(f"{config} has no model {name!r}; remove --name, or edit the server files")
+
+
 def write_server_files(
     folder: pathlib.Path, name: str, largest_batch: int, *, one_dnn: bool = False
 ) -> None:

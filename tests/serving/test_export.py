@@ -79,6 +79,8 @@ def test_version_appears_after_its_check_or_never(export_quickly, tmp_path, monk
     for options, message in (
         (dict(version=1), "must be higher than 1"),
         (dict(name="a b"), "name"),
+        (dict(name="words"), "the answers differ"),
+        (dict(name="others"), "models.config has no model 'others'; remove --name"),
     ):
         with pytest.raises(InputError, match=message):
             export_quickly(tmp_path / "words", **options)
