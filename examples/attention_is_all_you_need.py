@@ -1,7 +1,7 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al. 2017) in one file of Keras 3.
 
-Attention, layers, positions, loss, learning rate, training, greedy search and beam search with a
-cache, in the order of the paper. Text and vocabulary come from `keras_transformer`, whose own
+Attention, layers, positions, learning rate, loss, greedy search and beam search with a cache, under
+the paper's headings. Text and vocabulary come from `keras_transformer`, whose own
 `Transformer` gives the same logits with the same weights, and adds speed, options and export.
 
     python examples/attention_is_all_you_need.py                           # names of numbers

@@ -2,7 +2,7 @@
 
     python examples/classify_sequences.py
 
-The model learns whether token 5 occurs more often than token 6. Takes about 20 seconds.
+The model learns whether token 5 occurs more often than token 6.
 """
 
 import keras

@@ -2,7 +2,7 @@
 
     python examples/copy_digits.py
 
-Takes about 20 seconds on two cores.
+The sequences are random digits.
 """
 
 import keras

@@ -2,7 +2,7 @@
 
     python examples/train_and_export.py work
 
-writes its text, run and export into the new folder `work`. Takes about a minute on two cores.
+writes its text, run and export into the new folder `work`.
 """
 
 import itertools

@@ -2,7 +2,7 @@
 
     python examples/translate_with_beam.py exports/en-de/1 input.en output.de --runner=DirectRunner
 
-Needs `pip install ".[serving,beam]"`; other flags are options of the pipeline. All workers see the
+Needs `pip install ".[beam]"`; other flags are options of the pipeline. All workers see the
 same files. Parts that are finished, files in `output.de.parts-1000`, are not translated again.
 """
 

@@ -5,7 +5,7 @@
 #
 # Arguments are flags of train, beside those of en-de-student.flags. The teacher is en-de in the
 # package; TEACHER=--run_dir=runs/a,runs/b is an ensemble, --model=FOLDER another toolkit's model.
-# The student begins with parts of en-de, which halves its training.
+# The student begins with parts of en-de.
 
 set -euo pipefail
 teacher=${TEACHER:-"--model=en-de"}

@@ -2,7 +2,7 @@
 
     python examples/recipes/everyday.py en-de data/tatoeba_ende/test > everyday.json
 
-Numbers, addresses, and words of other scripts must come back as they are, alone and in six
+Numbers, addresses, names and words of other scripts must come back as they are, alone and in six
 sentences. The test set, TEST.en.gz and TEST.de.gz, is translated as it is, in capitals, without
 final punctuation, and both; references are changed alike. Scores are sacreBLEU with its defaults.
 """

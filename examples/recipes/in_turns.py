@@ -2,7 +2,7 @@
 
     python examples/recipes/in_turns.py data/tatoeba_ende/test.en.gz en-de runs/student:1
 
-After the sentences come models by name or folder, each with a beam of its own after a colon. One
+After the sentences come models by name or folder, a beam of their own after a colon. One
 process with all cores translates batches of 64, then 200 sentences one by one, after one round
 that is not counted. Prints medians of three rounds by model, and its weights' size in float32.
 """

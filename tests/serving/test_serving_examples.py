@@ -79,3 +79,15 @@ def test_kubernetes_probes_the_model_and_outlives_its_requests(command):
     (timeout_ms,) = re.findall(r"rest_api_timeout_in_ms=(\d+)", " ".join(flags))
     assert connection_s + int(timeout_ms) / 1000 <= int(seconds)
     assert int(seconds) < pod["spec"]["terminationGracePeriodSeconds"]
+
+
+def test_a_canary_is_the_deployment_but_for_name_track_replicas_and_image():
+    deployments = read("kubernetes.yaml", "Deployment"), read("canary.yaml")
+    for deployment in deployments:
+        del deployment["metadata"], deployment["spec"]["replicas"]
+        pod = deployment["spec"]["template"]
+        for labels in (deployment["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"]):
+            del labels["track"]
+        del pod["spec"]["containers"][0]["image"]
+    stable, canary = deployments
+    assert canary == stable
