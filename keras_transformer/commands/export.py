@@ -54,8 +54,8 @@ _PRECISION = flags.DEFINE_enum(
     "precision",
     "float32",
     ["float32", "bfloat16"],
-    "Number format of a SavedModel's weights and computation. bfloat16 halves the file; "
-    "whether it is faster depends on processor, model and batch.",
+    "Number format of a SavedModel's weights and computation. bfloat16 halves the weights' "
+    "bytes; whether it is faster depends on processor, model and batch.",
 )
 command_flags.define_flags(SearchConfig)
 

@@ -72,7 +72,7 @@ class SearchConfig(JsonConfig):
         "when beam_size hypotheses have finished and no open one would win at its present length, "
         'as in transformers. "first": when beam_size hypotheses have finished, as in fairseq and '
         'CTranslate2. "narrow": so too, but each of them takes a place in the beam, as in Marian. '
-        "The last three are faster and may miss longer translations.",
+        "With a length penalty the last three are mostly faster; they may miss longer ones.",
         needs={"method": ("beam",)},
     )
     length_penalty: float = option(
