@@ -1,7 +1,7 @@
 """docs/explanation/paper.md: its objects exist, and formulas equal float64 NumPy; the notebook.
 
-A formula is a function that returns what a layer gives and what NumPy gives, at the sizes of the
-paper's base model. Their names are in the page's column of tests.
+A formula is a function that returns what our code gives and what NumPy gives; attention and
+feed-forward have the sizes of the paper's base model. The page's column of tests has their names.
 """
 
 import json
@@ -34,6 +34,7 @@ from keras_transformer.layers.embedding import sinusoids
 from keras_transformer.layers.masks import causal_mask
 from keras_transformer.layers.recurrent import LSTMState
 from keras_transformer.layers.universal import advance, start
+from keras_transformer.models.transformer import layer_options
 from keras_transformer.search.scoring import coverage_penalty, length_penalty
 from keras_transformer.tasks.parsing import ParsingTask
 
@@ -88,6 +89,8 @@ def mask_of_the_future():
 
 def feed_forward():
     layer, x = FeedForward(F, dtype="float64"), normal(T, D)
+    layer.build((None, T, D))
+    layer.set_weights([0.03 * normal(*each.shape) for each in layer.weights])  # biases too
     here = layer(x[None])[0]
     inner, inner_bias, outer, outer_bias = layer.get_weights()
     return here, np.maximum(0, x @ inner + inner_bias) @ outer + outer_bias
@@ -176,13 +179,14 @@ def hyperparameters():
         model = TransformerConfig.preset(name, vocabulary_size=37_000)
         training = TrainingConfig.preset(name)
         here += [model.num_layers, model.model_dim, model.feed_forward_dim, model.num_heads]
+        here += [layer_options(model)[width] for width in ("key_dim", "value_dim")]
         here += [model.dropout, training.train_steps, training.average_last]
         here += [training.warmup_steps, training.label_smoothing, training.batch_tokens]
     search, parsing = SearchConfig(), ParsingTask.default_search
     here += [search.beam_size, search.length_penalty, search.max_extra_length]
     here += [parsing["beam_size"], parsing["length_penalty"], parsing["max_extra_length"]]
-    base = [6, 512, 2048, 8, 0.1, 100_000, 5, 4_000, 0.1, 25_000]
-    big = [6, 1024, 4096, 16, 0.3, 300_000, 20, 4_000, 0.1, 25_000]
+    base = [6, 512, 2048, 8, 64, 64, 0.1, 100_000, 5, 4_000, 0.1, 25_000]
+    big = [6, 1024, 4096, 16, 64, 64, 0.3, 300_000, 20, 4_000, 0.1, 25_000]
     return np.array(here), np.array([*base, *big, 4, 0.6, 50, 21, 0.3, 300])
 
 
