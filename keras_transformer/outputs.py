@@ -26,8 +26,8 @@ class Translation:
 
     Attributes:
         text: the translation.
-        score: its log-probability divided by the length penalty; 0 for a blank sentence; -1e9
-            where the search found no translation.
+        score: its log-probability divided by the length penalty, plus the coverage penalty; 0 for
+            a blank sentence; -1e9 where the search found no translation.
         alternatives: the other translations of an n-best list, best first; they have none.
 
     Example:

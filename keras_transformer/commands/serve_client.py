@@ -32,7 +32,7 @@ flags.DEFINE_integer("requests_in_flight", 4, "Requests that run at the same tim
 flags.DEFINE_boolean("tls", False, "Connect over TLS.")
 command_flags.define_path(
     "root_certificates",
-    "PEM file of the certificate authorities to trust. Default: those of the system.",
+    "PEM file of the authorities to trust. Default: the system's over REST, gRPC's own over gRPC.",
 )
 command_flags.define_path(
     "client_certificate", "PEM file of the client's certificate chain, for mutual TLS."

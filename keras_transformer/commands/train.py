@@ -57,7 +57,7 @@ _JIT_COMPILE = flags.DEFINE_enum(
     "jit_compile",
     "auto",
     ["auto", "true", "false"],
-    "Whether XLA compiles the update, once for each batch shape; auto: on GPUs.",
+    "Whether XLA compiles updates (of several devices gradients), by batch shape; auto: on GPUs.",
 )
 flags.DEFINE_enum(
     "preset",

@@ -120,8 +120,7 @@ class SearchConfig(JsonConfig):
     )
     seed: int = option(
         0,
-        "Seed of sampling. A sentence gets the same samples in any batch, up to rounding "
-        "(about one in a thousand differs).",
+        "Seed of sampling. A sentence gets the same samples in any batch, up to rounding.",
         minimum=0,
         maximum=_MAX_INT,
         needs={"method": ("sampling",)},

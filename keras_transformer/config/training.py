@@ -45,7 +45,7 @@ class TrainingConfig(JsonConfig):
     accumulation_steps: int = option(
         1,
         "Split each batch into this many parts to save memory; batch size and update stay the "
-        "same.",
+        "same, but for rounding and dropout masks.",
         minimum=1,
         may_change=True,
     )

@@ -57,11 +57,11 @@ class TokenWeightedModel(_Model):
         Args:
             *args, **kwargs: of `keras.Model.compile`.
             accumulation_steps: parts into which a batch is split to save memory. The update is the
-                same if the loss is a mean over the labels that are not 0, such as
-                `SmoothedCrossEntropy`.
+                same, but for rounding and dropout masks, if the loss is a mean over the labels
+                that are not 0, such as `SmoothedCrossEntropy`.
             clip_norm: the largest global norm of a gradient; None does not clip.
-            jit_compile: whether XLA compiles the update, once for each shape of a batch; "auto"
-                compiles on a GPU (on a CPU XLA is slower). `run_eagerly` turns it off.
+            jit_compile: whether XLA compiles the update (of several devices its gradients), once
+                for each shape of a batch; "auto" compiles on a GPU. `run_eagerly` turns it off.
 
         Raises:
             InputError: a number is out of range; the batch is split and the loss is not a mean;
