@@ -8,6 +8,7 @@ Each row is a line, and the values of the dev set are another; a terminal has a 
 Where a metric was not measured on all sentences of a dev set, their numbers follow it.
 """
 
+import errno
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -156,8 +157,13 @@ class TrainingLog:
 
     def _print(self, row: Row, parts: Iterable[str]) -> None:
         total = f"{self._train_steps:,}"
-        tqdm.write("  ".join([f"{int(row['step']):{len(total)},}/{total}", *parts]))
-        sys.stdout.flush()
+        try:
+            tqdm.write("  ".join([f"{int(row['step']):{len(total)},}/{total}", *parts]))
+            sys.stdout.flush()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._shows = False  # the terminal was closed: SIGHUP ends the run by a checkpoint
 
 
 def _quality(row: Mapping[str, float]) -> list[str]:

@@ -1,6 +1,8 @@
 """A tiny run: it learns, and interruptions leave no trace in its weights; what ends it early."""
 
 import dataclasses
+import errno
+import io
 import json
 import os
 import pathlib
@@ -110,6 +112,22 @@ def ctrl_c():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+def test_closed_terminal_ends_a_run_by_a_checkpoint(tmp_path, monkeypatch):
+    class ClosedTerminal(io.StringIO):
+        def isatty(self):
+            return True
+
+        def write(self, text):
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stdout", ClosedTerminal())
+    run = tiny_run.create(tmp_path / "run")
+    stopped = tiny_run.train_until_killed(run.path, 5, "SIGHUP", show=True)
+    assert (stopped.signal.name, stopped.step) == ("SIGHUP", 5)
+    assert run.checkpoints().steps() == [4, 5]
 
 
 @pytest.mark.slow

@@ -90,7 +90,9 @@ def assert_same_checkpoint(first: RunDirectory, second: RunDirectory, name: str)
         np.testing.assert_array_equal(found[key], value, err_msg=f"{name}: {key}")
 
 
-def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> Stopped | None:
+def train_until_killed(
+    path: str, batches: int, name: str = "SIGKILL", show: bool = False
+) -> Stopped | None:
     """Trains and sends this process a signal after some batches; gives how training ended then."""
 
     class Killer(trainer.Trainer):
@@ -104,7 +106,7 @@ def train_until_killed(path: str, batches: int, name: str = "SIGKILL") -> Stoppe
 
     with mock.patch.object(trainer, "Trainer", Killer):
         try:
-            trainer.train(RunDirectory(path), corpus(), text(16, seed=1), show=False)
+            trainer.train(RunDirectory(path), corpus(), text(16, seed=1), show=show)
         except Stopped as stopped:
             return stopped
     return None
