@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from keras_transformer.layers import EncoderLayer, FeedForward, LayerNormalization
+from keras_transformer.layers import DecoderLayer, FeedForward, LayerNormalization
 
 # Feed-forward: FFN(x) = max(0, x W1 + b1) W2 + b2 (Vaswani et al. 2017, eq. 2)
 
@@ -72,32 +72,36 @@ def test_half_precision_inputs_have_float32_statistics(policy):
 # Residual connections: the sub-layers of an encoder layer replaced by constants
 
 
-def layer_with_constants(norm_position, output, dropout=0.0):
-    """An encoder layer whose attention returns `output`, and whose feed-forward returns 0."""
-    layer = EncoderLayer(
+def layer_with_constants(norm_position, output, dropout=0.0, sublayer="self_attention"):
+    """A decoder layer of which one sub-layer returns `output`, and the others 0."""
+    layer = DecoderLayer(
         num_heads=1, key_dim=2, value_dim=2, feed_forward_dim=2, attention_bias=True,
         norm_position=norm_position, dropout=dropout,
     )  # fmt: skip
-    layer.build((None, None, 2))
-    for weight in (*layer.self_attention.weights, *layer.feed_forward.weights):
+    layer.build((None, None, 2), (None, None, 2))
+    attentions = layer.self_attention, layer.cross_attention
+    for weight in (weight for each in (*attentions, layer.feed_forward) for weight in each.weights):
         weight.assign(np.zeros(weight.shape))
-    layer.self_attention.output_projection.bias.assign(output)
+    last = {each.name: each.output_projection for each in attentions}
+    (last | {"feed_forward": layer.feed_forward.outer})[sublayer].bias.assign(output)
     return layer
 
 
 def test_pre_norm_does_not_normalize_the_sum():
     layer = layer_with_constants("pre", [0.0, 5.0], dropout=0.5)
     x = np.full((1, 64, 2), 100.0, "float32")
-    np.testing.assert_array_equal(layer(x), x + np.array([0.0, 5.0]))
+    np.testing.assert_array_equal(layer(x, x), x + np.array([0.0, 5.0]))
     # At a rate of 1/2 the output 5 becomes 0 or 10.
-    np.testing.assert_array_equal(np.unique(layer(x, training=True)), [100, 110])
+    np.testing.assert_array_equal(np.unique(layer(x, x, training=True)), [100, 110])
 
 
-def test_dropout_of_post_norm_comes_before_the_norm():
+@pytest.mark.parametrize("sublayer", ["self_attention", "cross_attention", "feed_forward"])
+def test_dropout_of_post_norm_comes_before_the_norm(sublayer):
     # Rows of x + dropout(y) are (0 or 4, 0 or 4). Normalized after it they are (0, 0), (-1, 1) or
     # (1, -1); dropout after the norm would give 2.
-    layer = layer_with_constants("post", [2.0, 2.0], dropout=0.5)
-    result = np.asarray(layer(np.zeros((1, 64, 2), "float32"), training=True))[0]
+    layer = layer_with_constants("post", [2.0, 2.0], dropout=0.5, sublayer=sublayer)
+    x = np.zeros((1, 64, 2), "float32")
+    result = np.asarray(layer(x, x, training=True))[0]
     rows = np.unique(result.round(3) + 0.0, axis=0)
     np.testing.assert_array_equal(rows, [[-1, 1], [0, 0], [1, -1]])
 
