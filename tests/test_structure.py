@@ -30,9 +30,9 @@ FLOORS = {
 # The most lines of a folder. A change that needs more names what goes for it, or raises the number
 # and says why; a change that needs fewer lowers it.
 MOST_LINES = {
-    "client": 502, "commands": 1795, "config": 1155, "data": 1235, "explorer": 372,
+    "client": 502, "commands": 1795, "config": 1154, "data": 1235, "explorer": 372,
     "inference": 993, "interop": 2608, "layers": 2505, "models": 1777, "pretrained": 48,
-    "search": 1474, "serving": 586, "tasks": 1565, "text": 936, "training": 2289,
+    "search": 1474, "serving": 586, "tasks": 1565, "text": 936, "training": 2286,
 }  # fmt: skip
 # These load without TensorFlow, the last three on other Keras backends.
 WITHOUT_TENSORFLOW = (

@@ -95,7 +95,7 @@ def test_shipped_model_is_small_has_a_card_and_translates(name):
 def test_shipped_model_takes_what_people_type():
     program = runpy.run_path(str(_ROOT / "examples" / "recipes" / "everyday.py"))
     translator = Translator.load("en-de")
-    least = {"numbers": 0.9, "addresses": 0.1, "other_scripts": 0.8}
+    least = {"numbers": 0.95, "addresses": 0.8, "other_scripts": 0.95}
     for kind, items in program["ITEMS"].items():
         assert program["share_kept"](translator, items.split()) >= least[kind], kind
     capitals = translator.translate(["THE TRAIN IS LATE.", "I like dogs 😀", "2024", "…"])

@@ -92,7 +92,9 @@ def test_resumed_model_has_same_state(checkpoints):
     x = np.ones((4, 3), "float32")
     for _ in range(2):  # the same random numbers now, and the same after them
         np.testing.assert_array_equal(model(x, training=True), restored(x, training=True))
-    stored = load_file(checkpoints.path("step-7"))
+    path = checkpoints.path("step-7")
+    assert path.stat().st_mode == (path.parent / "manifest.json").stat().st_mode
+    stored = load_file(path)
     np.testing.assert_array_equal(stored["weights/dense_0/kernel"], model.layers[0].kernel)
 
 
