@@ -1,8 +1,6 @@
-"""Trains a Transformer with `model.fit` to copy sequences, and decodes with beam search.
+"""Trains a Transformer with `model.fit` to copy random digits, and decodes with beam search.
 
-    python examples/copy_digits.py
-
-The sequences are random digits.
+python examples/copy_digits.py
 """
 
 import keras

@@ -154,7 +154,7 @@ class SentenceTranslator(abc.ABC):
         return self._read_rows("attention", pair_inputs(source, target), read_alignments)
 
     def attention(self, source: Sequence[str], target: Sequence[str]) -> list[Attention]:
-        """Returns what `align` reads: of a Transformer the mean of the heads of the last layer.
+        """Returns the attention that `align` reads: a Transformer's is its last layer's mean head.
 
         Raises:
             InputError, ServingError: as in `align`.

@@ -7,7 +7,7 @@ from keras_transformer.errors import InputError
 
 
 class ServingError(InputError):
-    """A model server rejects a request, gives no answer, or one that is not a translator's.
+    """A model server rejected a request, or gave no answer, or not that of a translator.
 
     Attributes:
         code: the name of a gRPC status, such as UNAVAILABLE, DEADLINE_EXCEEDED or NOT_FOUND.

@@ -9,11 +9,11 @@ from typing import Any
 from keras_transformer.data.corpus import PairSource
 
 _WEIGHTS = {"capitals": 14, "title": 1, "unpunctuated": 2, "lower": 2, "typing": 2, "item": 12}
+_WORD = re.compile("[a-z]{3,}")
+_NAME = re.compile(r"\b(?:[A-Z]\w{2,}|\d[\d.,:]*\d|\d)(?!\w)")
 # Items are their own translation, also in place of a name of both sides: 0 is a digit, K a capital,
 # X a word of the text or a made-up one, Y a made-up name, Z has letters between two of _SCRIPTS, or
 # emoji.
-_WORD = re.compile("[a-z]{3,}")
-_NAME = re.compile(r"\b(?:[A-Z]\w{2,}|\d[\d.,:]*\d|\d)(?!\w)")
 _ITEMS = (
     "0", "00", "000", "0000", "00000", "0000000", "0.0", "0.00", "00,0", "0,000", "00,000", "00%",
     "00:00", "0:00", "0000-00-00", "00.00.0000", "0/00/0000", "0-0", "000-0000", "000 0000", "0th",
