@@ -1,6 +1,8 @@
-"""Trains a Transformer with `model.fit` to copy random digits, and decodes with beam search.
+"""Trains a Transformer with `model.fit` to copy digits, and decodes with beam search.
 
-python examples/copy_digits.py
+    python examples/copy_digits.py
+
+prints the share of new random sequences that it copies without an error.
 """
 
 import keras
